@@ -8,6 +8,8 @@
 #   make fuzz [SECONDS=600]  the C that reads the wire, guided by coverage (needs clang)
 #   make mutate [ONLY="name"] bugs that are put in one at a time, and the tests that must find them
 #   make programs [PROGRAMS=websockets_both]    servers and clients off PyPI under the switch; docs/switch.md
+#   make wheel               the sdist and the wheel for PyPI, in dist/
+#   make release-check       the same, and whether they can be published: each CPython, clean systems
 #   make lint [FIX=1]        make docs        make setup        make clean
 #
 # PYTHON=/path/to/python3 chooses the interpreter for .venv (3.11 or later).
@@ -21,7 +23,8 @@ export AIORDMA_SOFTROCE_INSTALL := 1
 
 SECONDS ?= 600
 
-.PHONY: demo test mutate bench bench-check profile fuzz programs lint docs setup clean help
+.PHONY: demo test mutate bench bench-check profile fuzz programs wheel release-check lint docs \
+    setup clean help
 
 demo:
 	@tools/setup demo
@@ -56,6 +59,14 @@ programs:
 	@tools/setup test
 	@$(PY) -m tests.programs.run $(PROGRAMS)
 
+wheel:
+	@tools/setup release
+	@$(PY) tools/wheels.py
+
+release-check:
+	@tools/setup release
+	@$(PY) tools/release_check.py
+
 lint:
 	@tools/setup lint
 	@$(PY) tools/lint.py $(if $(FIX),--fix)
@@ -75,4 +86,4 @@ clean:
 	find aiordma tests tools examples docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 help:
-	@sed -n '3,14s/^# \{0,1\}//p' Makefile
+	@sed -n '3,16s/^# \{0,1\}//p' Makefile

@@ -149,6 +149,8 @@ for _builtin in {type(OSError(_code, "")) for _code in errno.errorcode} - _OS_CL
 class ResourceClosedError(RdmaError, ConnectionAbortedError):
     """The local program closed the object and then used it, or waited on it while closing it."""
 
+    errno: int | None
+
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
         if self.errno is None:
@@ -274,13 +276,14 @@ class CompletionError(RdmaError, OSError):
     """
 
     index: int | None = None
+    hint: str
 
     def __init__(
         self, text: str, *, status: int, operation: str = "", qp_num: int = 0, vendor_err: int = 0
     ) -> None:
         super().__init__(errno.EIO, text)
         self.status = status
-        self.status_name = wc_status_name(status)
+        self.status_name: str = wc_status_name(status)
         self.operation = operation
         self.qp_num = qp_num
         self.vendor_err = vendor_err

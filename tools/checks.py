@@ -97,6 +97,7 @@ class Checks:
         self._suite = ElementTree.Element("testsuite", name=name)
         self._report = report
         self._failed: list[str] = []
+        self._skipped: list[str] = []
 
     def run(self, name: str, check: Callable[[], object]) -> bool:
         """Run one check and return whether it passed; it fails by raising `CheckFailedError`."""
@@ -115,11 +116,20 @@ class Checks:
         print(f"{mark:4} {name} ({seconds:.1f} s)" + (f": {error}" if error else ""), flush=True)
         return not error
 
+    def skip(self, name: str, why: str) -> None:
+        """Note a check that this machine cannot run, and say so where it is seen."""
+        case = ElementTree.SubElement(self._suite, "testcase", name=name)
+        ElementTree.SubElement(case, "skipped", message=why)
+        self._skipped.append(f"{name} ({why})")
+        print(f"SKIP {name}: {why}", flush=True)
+
     def finish(self) -> int:
         """Write the report and return the exit status."""
         if self._report is not None:
             self._report.parent.mkdir(parents=True, exist_ok=True)
             ElementTree.ElementTree(self._suite).write(self._report, encoding="utf-8")
+        if self._skipped:
+            print(f"NOT CHECKED: {'; '.join(self._skipped)}", file=sys.stderr)
         if self._failed:
             print(f"failed: {', '.join(self._failed)}", file=sys.stderr)
         return 1 if self._failed else 0
@@ -184,9 +194,17 @@ def copy_repository(folder: Path) -> None:
 def repository_files() -> list[Path]:
     """Return the paths that git tracks or would track, relative to the root.
 
+    In an unpacked sdist, whose files are those, the sdist's own list has them.
+
     Raises:
         CheckFailedError: this is no git work tree, or git is not there.
     """
+    listing = ROOT / "aiordma.egg-info" / "SOURCES.txt"
+    if not (ROOT / ".git").exists() and listing.is_file():
+        paths = map(Path, listing.read_text().splitlines())
+        return [
+            path for path in paths if "egg-info" not in path.parts[0] and (ROOT / path).is_file()
+        ]
     # The user may be root in someone else's clone: this only lists names.
     git = ("git", "-c", f"safe.directory={ROOT}")
     listed = call(*git, "ls-files", "--cached", "--others", "--exclude-standard", "-z", cwd=ROOT)

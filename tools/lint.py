@@ -17,6 +17,7 @@ from pathlib import Path
 
 import house
 import mutate
+import release_notes
 import words
 from checks import ROOT, CheckFailedError, Checks, call, repository_files
 
@@ -165,6 +166,12 @@ def check_mutations() -> None:
         raise CheckFailedError("\n".join(wrong))
 
 
+def check_release_notes() -> None:
+    """Fail if the changelog, the citation and pyproject.toml do not fit one another."""
+    if wrong := release_notes.problems():
+        raise CheckFailedError("\n".join(wrong))
+
+
 def fix() -> None:
     """Repair what the tools can repair on their own."""
     commands: tuple[list[str | Path], ...] = (
@@ -202,6 +209,7 @@ def main() -> int:
     checks.run("structure", check_house)
     checks.run("words", check_words)
     checks.run("mutations", check_mutations)
+    checks.run("release notes", check_release_notes)
     return checks.finish()
 
 

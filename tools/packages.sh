@@ -36,6 +36,8 @@ peers  | cmd:python3-dbg                                    | python3-dbg
 qemu   | cmd:qemu-system-x86_64                             | qemu-system-x86
 qemu   | cmd:modprobe                                       | kmod
 qemu   | cmd:busybox                                        | busybox-static
+release | cmd:debootstrap                                    | debootstrap
+release | cmd:readelf                                        | binutils
 qemu   | cmd:zstd                                           | zstd
 '
 

@@ -204,7 +204,7 @@ STAGES: tuple[Stage, ...] = (
     ),
     Stage(
         "wheel",
-        "sdist and wheel build, carry the stable ABI, install and import on their own",
+        "sdist and wheel build, are whole, carry the stable ABI, and import without rdma-core, too",
         (sys.executable, "tools/check_wheel.py", f"--junit={REPORTS / 'wheel.xml'}"),
         limit_s=900,
     ),

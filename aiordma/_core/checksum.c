@@ -8,7 +8,6 @@
  */
 #include "core.h"
 
-#include <pthread.h>
 #if defined(__aarch64__)
 #include <sys/auxv.h>
 #ifndef HWCAP_CRC32
@@ -27,12 +26,11 @@
 #endif
 
 static struct {
-    pthread_once_t once;
     int hardware;
     uint32_t bytes[8][256]; /* sum of a byte with so many zeros behind it */
     uint32_t over_long[4][256];
     uint32_t over_short[4][256];
-} aio_crc = {.once = PTHREAD_ONCE_INIT};
+} aio_crc;
 
 /* Product of two polynomials modulo the one of the sum; a is not 0. */
 static uint32_t aio_crc_times(uint32_t a, uint32_t b)
@@ -61,7 +59,11 @@ static void aio_crc_shifts(uint32_t table[4][256], uint32_t bytes)
             table[k][b] = aio_crc_times(power, b << 8 * k);
 }
 
-static void aio_crc_setup(void)
+/*
+ * Fill the tables, once, when the module is loaded.  Not by pthread_once: glibc 2.34 gave it a new
+ * version, and a wheel that is built there would not load where glibc is older.
+ */
+void aio_prepare_checksum(void)
 {
     for (uint32_t b = 0; b < 256; b++) {
         uint32_t crc = b;
@@ -172,14 +174,12 @@ static uint32_t aio_crc_by_instruction(uint32_t before, const uint8_t *at, uint6
 /* Whether the processor has the instruction. */
 static int crc32c_hardware(void)
 {
-    pthread_once(&aio_crc.once, aio_crc_setup);
     return aio_crc.hardware;
 }
 
 /* As the next, without the instruction. */
 static uint32_t crc32c_table(uint32_t crc, const void *data, uint64_t length)
 {
-    pthread_once(&aio_crc.once, aio_crc_setup);
     return ~aio_crc_by_table(~crc, data, length);
 }
 

@@ -391,6 +391,7 @@ extern struct aio_names {
 } aio_name;
 
 extern PyMethodDef aio_alarm_functions[], aio_checksum_functions[];
+void aio_prepare_checksum(void);
 
 int aio_prepare_wakeup(void); /* before the first Wakeup: 0, or -1 with an exception */
 

@@ -144,6 +144,8 @@ static int core_exec(PyObject *module)
                        add_types(module) || PyModule_AddFunctions(module, aio_alarm_functions) ||
                        PyModule_AddFunctions(module, aio_checksum_functions)))
         return -1;
+    if (!is_filled)
+        aio_prepare_checksum();
     is_filled = 1;
     return 0;
 }

@@ -34,6 +34,8 @@ __all__ = ["CData", "CType", "ffi", "lib", "load_error"]
 
 _MODULE = "aiordma._ffi._rdma"
 
+#: The release that brought the newest symbol of those that the modules import.
+_SMALLEST_RDMA_CORE = "35"
 _RUNTIME_PACKAGES = (
     "Debian/Ubuntu: apt install libibverbs1 librdmacm1 ibverbs-providers; "
     "Fedora/RHEL: dnf install libibverbs librdmacm; "
@@ -43,7 +45,9 @@ _RUNTIME_PACKAGES = (
 _BUILD_PACKAGES = (
     "a build from source needs a C compiler and rdma-core's headers. "
     "Debian/Ubuntu: apt install gcc python3-dev libibverbs-dev librdmacm-dev; "
-    "Fedora/RHEL: dnf install gcc python3-devel rdma-core-devel"
+    "Fedora/RHEL: dnf install gcc python3-devel rdma-core-devel; "
+    "SUSE: zypper install gcc python3-devel rdma-core-devel; "
+    "Arch: pacman -S gcc rdma-core"
 )
 
 
@@ -59,8 +63,8 @@ def _remedy(error: Exception) -> str:
         return f"pip install {'cffi' if error.name == '_cffi_backend' else error.name}"
     if "undefined symbol" in text or "version `" in text:
         return (
-            "the installed rdma-core is older than the one that this build was made with: "
-            f"update it, or rebuild with pip install --no-binary aiordma aiordma; {_BUILD_PACKAGES}"
+            f"the installed rdma-core is older than {_SMALLEST_RDMA_CORE}, the smallest that "
+            "aiordma runs with: update it, or the system that it belongs to"
         )
     return f"install rdma-core's libraries. {_RUNTIME_PACKAGES}"
 

@@ -207,8 +207,6 @@ class _Lib:
     IBV_WC_TM_RECV: Final[int]
     IBV_WC_TM_NO_TAG: Final[int]
     IBV_WC_DRIVER1: Final[int]
-    IBV_WC_DRIVER2: Final[int]
-    IBV_WC_DRIVER3: Final[int]
     IBV_WC_GRH: Final[int]
     IBV_WC_WITH_IMM: Final[int]
     IBV_WC_IP_CSUM_OK: Final[int]

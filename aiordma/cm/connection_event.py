@@ -48,6 +48,14 @@ class ConnectionEvent:
         "retry_count", "rnr_retry_count", "status", "type",
     )  # fmt: skip
 
+    responder_resources: int
+    initiator_depth: int
+    flow_control: int
+    retry_count: int
+    rnr_retry_count: int
+    qp_num: int
+    qkey: int
+
     def __init__(
         self,
         channel: EventChannel,
@@ -58,12 +66,12 @@ class ConnectionEvent:
         private_data: bytes = b"",
         numbers: tuple[int, ...] | None = None,
     ) -> None:
-        self.channel = channel
-        self.type = type
-        self.status = status
-        self.connection_id = connection_id
-        self.listen_id = listen_id
-        self.private_data = private_data
+        self.channel: EventChannel = channel
+        self.type: EventType = type
+        self.status: int = status
+        self.connection_id: ConnectionId | None = connection_id
+        self.listen_id: ConnectionId | None = listen_id
+        self.private_data: bytes = private_data
         # Before a connection is asked for there is nothing that two ends could have agreed on.
         (
             self.responder_resources, self.initiator_depth, self.flow_control, self.retry_count,
@@ -71,7 +79,7 @@ class ConnectionEvent:
         ) = numbers or _NOTHING  # fmt: skip
         self.ah_attr: AHAttributes | None = None
         # Answers a step that goes on by itself, so that no reader of the channel gets it.
-        self.hidden = False
+        self.hidden: bool = False
         # The id that counts this event as unacknowledged, once `get_event` has returned it.
         self._account: ConnectionId | None = None
 

@@ -162,11 +162,11 @@ class ConnectionId(Resource):
         self._sink: Callable[[ConnectionEvent], bool] | None = None
         self._step = Step()
         self._unacked = 0
-        self.policy = _DEFAULT_POLICY
-        self.port_space = port_space
-        self.is_datagram = port_space is PortSpace.UDP or port_space is PortSpace.IPOIB
+        self.policy: QPPolicy = _DEFAULT_POLICY
+        self.port_space: PortSpace = port_space
+        self.is_datagram: bool = port_space is PortSpace.UDP or port_space is PortSpace.IPOIB
         self.qp: QueuePair | None = None
-        self.stage = stage
+        self.stage: Stage = stage
         super().__init__(handle, (channel,))
         self._token = channel._ids.add(self)  # of 40 bits at most: token_of in _core/cm.c
         handle.context = ffi.cast("void *", self._token)

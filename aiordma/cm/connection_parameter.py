@@ -62,7 +62,7 @@ class ConnectionParameter:
     ) -> None:
         self._exact = False
         self._limit = _MAX_DEPTH
-        self.flow_control = True
+        self.flow_control: bool = True
         self.responder_resources = responder_resources
         self.initiator_depth = initiator_depth
         self.retry_count = retry_count

@@ -104,7 +104,7 @@ class EventChannel(Resource):
         self._iterators: weakref.WeakSet[Steps[ConnectionEvent]] | None = None
         self._waiters: WaitLine[None] = WaitLine()
         self._max_unread = max_unread
-        self.dropped_events = 0
+        self.dropped_events: int = 0
         self._over = False  # nothing will be put into the line any more
         self._kept: deque[ConnectionEvent] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None  # a closed pump forgets its loop

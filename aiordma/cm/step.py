@@ -58,7 +58,7 @@ class Step:
     def __init__(self) -> None:
         self._answers: frozenset[EventType] = NOTHING
         self._future: asyncio.Future[ConnectionEvent] | None = None
-        self.retries = False
+        self.retries: bool = False
 
     async def run(
         self,

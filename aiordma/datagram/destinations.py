@@ -72,13 +72,13 @@ class Destination:
     __slots__ = ("ah", "found_at", "key", "pending", "qkey", "qpn", "queued", "task")
 
     def __init__(self, key: Key) -> None:
-        self.key = key
+        self.key: tuple[str, str, int] = key
         self.ah: AddressHandle | None = None  # until the destination is found
-        self.qpn = 0
-        self.qkey = 0
+        self.qpn: int = 0
+        self.qkey: int = 0
         self.pending: deque[bytes] = deque()  # datagrams that wait until it is found
-        self.queued = 0  # datagrams that wait for the adapter
-        self.found_at = 0.0
+        self.queued: int = 0  # datagrams that wait for the adapter
+        self.found_at: float = 0.0
         self.task: asyncio.Task[None] | None = None
 
     @property

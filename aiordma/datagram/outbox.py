@@ -53,10 +53,12 @@ class Outbox:
         error: Callable[[OSError], None],
         moved: Callable[[], None],
     ) -> None:
-        self.destinations = Destinations(port, groups, config, self._on_found, self._on_not_found)
+        self.destinations: Destinations = Destinations(
+            port, groups, config, self._on_found, self._on_not_found
+        )
         self._loop = asyncio.get_running_loop()
         self._port = port
-        self.size = 0
+        self.size: int = 0
         self._room = config.max_buffer_size
         self._error = error
         self._moved = moved

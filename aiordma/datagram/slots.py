@@ -21,8 +21,8 @@ class SendSlots:
     __slots__ = ("_bad", "_free", "_pins", "_sge", "_wr", "mr", "size")
 
     def __init__(self, mr: MemoryRegion, count: int, size: int) -> None:
-        self.mr = mr
-        self.size = size
+        self.mr: MemoryRegion = mr
+        self.size: int = size
         self._free = list(range(count))
         self._pins: dict[int, AddressHandle] = {}  # the adapter looks at a handle when it sends
         # The same request is filled in for each post: the adapter copies it then.
@@ -89,9 +89,9 @@ class RecvSlots:
     __slots__ = ("_back", "_lent", "_numbers", "count", "mr", "size")
 
     def __init__(self, mr: MemoryRegion, count: int, size: int) -> None:
-        self.mr = mr
-        self.count = count
-        self.size = size
+        self.mr: MemoryRegion = mr
+        self.count: int = count
+        self.size: int = size
         self._numbers = ffi.new("uint16_t[]", count)
         self._lent: set[int] = set()
         self._back: list[int] = []

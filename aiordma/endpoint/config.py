@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from mmap import PAGESIZE
 from typing import cast
@@ -287,9 +288,11 @@ class Plan:
         "guaranteed", "pinned", "policy", "quick", "shapes", "silence", "step", "unit",
     )  # fmt: skip
 
+    answers: int
+
     def __init__(self, config: ConnectionConfig) -> None:
-        self.config = config
-        self.policy = QPPolicy(
+        self.config: ConnectionConfig = config
+        self.policy: QPPolicy = QPPolicy(
             access=Access(0),
             ack_timeout=config.ack_timeout,
             max_retry_count=config.retry_count,
@@ -302,32 +305,34 @@ class Plan:
         if not config.raw:
             self.answers = config.rendezvous_window
         slots = (receives + sends) * config.slot_size
-        self.grows = config.shared_slots is not None or (not config.raw and slots > SMALL_BYTES)
+        self.grows: bool = config.shared_slots is not None or (
+            not config.raw and slots > SMALL_BYTES
+        )
         if self.grows:
             self.answers = MIN_ANSWERS
             receives, sends = config.guaranteed - MIN_SENDS, MIN_SENDS
         # In a pool the first slots count, too, and it counts slots; a loop's budget counts bytes.
         pooled = config.shared_slots is not None
-        self.guaranteed = receives + sends if pooled else 0
-        self.unit = 1 if pooled else config.slot_size
+        self.guaranteed: int = receives + sends if pooled else 0
+        self.unit: int = 1 if pooled else config.slot_size
         step = max(4, (config.receives - receives) // _POOL_STEPS) if pooled else _STEP
-        self.step = max(1, min(step, INLINE_BYTES // config.slot_size))
+        self.step: int = max(1, min(step, INLINE_BYTES // config.slot_size))
         shapes = [(receives, config.slot_size), (sends, config.slot_size)]
         if not config.raw:
             shapes.append((CONTROL_SLOTS, CONTROL_SIZE))
-        self.shapes = tuple(shapes)
+        self.shapes: tuple[tuple[int, int], ...] = tuple(shapes)
         slots = sum(count * size for count, size in shapes)
-        self.quick = slots <= INLINE_BYTES
-        self.pinned = -(-slots // PAGESIZE) * PAGESIZE
-        self.completions = config.sends + config.receives
-        self.expected = receives + sends + (0 if config.raw else CONTROL_SLOTS)
-        self.arrivals = 1 << (config.receives - 1).bit_length()
+        self.quick: bool = slots <= INLINE_BYTES
+        self.pinned: int = -(-slots // PAGESIZE) * PAGESIZE
+        self.completions: int = config.sends + config.receives
+        self.expected: int = receives + sends + (0 if config.raw else CONTROL_SLOTS)
+        self.arrivals: int = 1 << (config.receives - 1).bit_length()
         limit = config.raw_idle_timeout_s if config.raw else config.idle_timeout_s
         interval: float | None = None
         if limit is not None:
             # However short the patience, the peer is asked before it is given up.
             interval = limit / 4 if config.raw else min(config.keepalive_s, limit / 2)
-        self.silence = interval, limit
+        self.silence: tuple[float | None, float | None] = interval, limit
         self._offers: Kept[tuple[int, int, int], Offer] = Kept()
         self._hellos: dict[tuple[int, bool, bool], bytes] = {}
 
@@ -426,4 +431,4 @@ def hello_of(
     )
 
 
-plan_of = kept(Plan)
+plan_of: Callable[[ConnectionConfig], Plan] = kept(Plan)

@@ -127,7 +127,7 @@ class Connection:
     def __init__(self, link: Link, config: ConnectionConfig) -> None:
         self.config = config
         self._plan = plan_of(config)
-        self.private_data = b""
+        self.private_data: bytes = b""
         self._link = link  # not yet started
         self._receiver = Receiver(link, config)
         self._state = link.state

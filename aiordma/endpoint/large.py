@@ -123,6 +123,8 @@ class Exposer:
         "_receives", "_sender", "limit", "places", "sums", "window",
     )  # fmt: skip
 
+    places: int
+
     def __init__(
         self,
         link: Link,
@@ -139,9 +141,9 @@ class Exposer:
         self._exposures: dict[int, _Exposure] = {}
         self._next = 1
         self._drainers: WaitLine[None] = WaitLine()
-        self.limit = config.slot_size if config.raw else 0
-        self.sums = False
-        self.window = Credits(config.rendezvous_window)
+        self.limit: int = config.slot_size if config.raw else 0
+        self.sums: bool = False
+        self.window: Credits = Credits(config.rendezvous_window)
         self._receives = receives
         self._most = self.places = 0
 
@@ -762,7 +764,7 @@ class LargeMessages:
         self._hello: Hello | None = None  # the peer's
         self._exposer: Exposer | None = None
         self.fetcher: Fetcher | None = None
-        self.landings = Landings(link)
+        self.landings: Landings = Landings(link)
 
     @property
     def exposer(self) -> Exposer:

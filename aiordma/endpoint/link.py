@@ -134,6 +134,8 @@ class Link(AdapterSide):
 
     _owner: LinkOwner | None
 
+    posted: int
+
     def __init__(
         self,
         cm_id: ConnectionId,
@@ -145,8 +147,8 @@ class Link(AdapterSide):
     ) -> None:
         super().__init__(cm_id, context, slots.completions, pd, qp)
         config = plan.config
-        self.slots = slots
-        self.state = MessageState(
+        self.slots: Slots = slots
+        self.state: MessageState = MessageState(
             self.loop,
             sends=slots.send.count,
             receives=slots.recv.count,
@@ -162,7 +164,7 @@ class Link(AdapterSide):
         if config.wait != "event" and (spins := self.completions.spins(config, 2)):
             self.state.spin_with(*spins)
         window = config.rendezvous_window * COPIED_BYTES
-        self.buffers = Buffers(cm_id, pd, config.receive_buffer_size, window)
+        self.buffers: Buffers = Buffers(cm_id, pd, config.receive_buffer_size, window)
         self._rights: _Rights | None = None  # made for the first right
         slots.serve_with(self.buffers)
 

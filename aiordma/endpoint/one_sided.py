@@ -288,7 +288,7 @@ class OneSided:
 
     def __init__(self, link: Link, config: ConnectionConfig, outcome: Outcome) -> None:
         self._link = link
-        self.operations = Operations(link, config, outcome)
+        self.operations: Operations = Operations(link, config, outcome)
         self._outcome = outcome
         self.memory: set[MemoryRegion] = set()
         link.at_close(self._close_memory)

@@ -170,7 +170,7 @@ class Outcome:
     __slots__ = ("cause", "closing")
 
     def __init__(self) -> None:
-        self.closing = False
+        self.closing: bool = False
         self.cause: BaseException | None = None
 
     @property

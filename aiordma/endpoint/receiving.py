@@ -203,13 +203,13 @@ class Receiver:
         self._state: MessageState = link.state
         self._waiters: WaitLine[int] = WaitLine()
         self._resumed = 0  # tasks of the line that have not looked yet: a message for each is there
-        self.slots = link.slots.recv.view
+        self.slots: memoryview[int] = link.slots.recv.view
         self._failure: Callable[[], BaseException] | None = None
         self._ended: Callable[[], BaseException] | None = None
         self._lingering: list[tuple[Message, int, bool]] = []
         self.large: deque[Large] = EMPTY
         self.fetcher: Fetches | None = None
-        self.window = Window(link, config)
+        self.window: Window = Window(link, config)
         self._state.receiver = self
 
     @property

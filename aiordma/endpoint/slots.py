@@ -37,12 +37,12 @@ from aiordma.loop.workers import call_blocking
 from aiordma.memory.arena import Arena, arenas
 from aiordma.memory.budget import Share, SlotBudget, step_budget
 from aiordma.memory.elastic import ElasticArena, Keeper
-from aiordma.verbs.comp_channel import shared_completions
+from aiordma.verbs.comp_channel import CompletionChannel, shared_completions
 from aiordma.verbs.context import Context
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
-from aiordma.verbs.qp import QueuePair
+from aiordma.verbs.qp import QPInitAttr, QueuePair
 
 __all__ = ["Common", "Slots"]
 
@@ -76,15 +76,17 @@ class Common:
         "without_inline",
     )  # fmt: skip
 
+    channel: CompletionChannel
+
     def __init__(self, context: Context, plan: Plan) -> None:
         config = plan.config
         self._plan = plan  # keeps its identity, which is a part of the key
         # Messages of a raw peer, and those on iWARP, raise no solicited event.
-        self.quiet = not (config.raw or context.is_iwarp)
+        self.quiet: bool = not (config.raw or context.is_iwarp)
         # Software iWARP cannot grow a queue: there is room for all completions from the beginning.
-        self.expected = None if context.is_iwarp else plan.expected
-        self.without_inline = plan.attributes(0)
-        self.attributes = plan.attributes(0 if context.is_iwarp else _INLINE)
+        self.expected: int | None = None if context.is_iwarp else plan.expected
+        self.without_inline: QPInitAttr = plan.attributes(0)
+        self.attributes: QPInitAttr = plan.attributes(0 if context.is_iwarp else _INLINE)
         self.queues: SharedQueues | None = None
         self.budget: SlotBudget | None = None
         self.channel, release = shared_completions(context)
@@ -156,6 +158,9 @@ class Slots:
 
     _loop: asyncio.AbstractEventLoop  # of a member of a budget
     completions: Completions
+
+    recv: Arena
+    send: Arena
 
     def __init__(self, made: list[Arena], plan: Plan) -> None:
         self.first: MemoryRegion = made[0].mr

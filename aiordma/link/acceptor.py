@@ -92,15 +92,18 @@ class Request:
         "source",
     )  # fmt: skip
 
+    peername: tuple[str, int] | None
+    sockname: tuple[str, int] | None
+
     def __init__(self, acceptor: Acceptor, cm_id: ConnectionId, event: ConnectionEvent) -> None:
         self._acceptor = acceptor
-        self.cm_id = cm_id
-        self.event = event
-        self.answered = False
+        self.cm_id: ConnectionId = cm_id
+        self.event: ConnectionEvent = event
+        self.answered: bool = False
         self.place: Place | None = None
         self.greeting: Any = None
         self.peername, self.sockname = cm_id._ends()
-        self.source = source_of(self.peername[0] if self.peername is not None else None)
+        self.source: str = source_of(self.peername[0] if self.peername is not None else None)
 
     def refuse(self, reason: RefusalReason, why: str) -> None:
         """Refuse for a reason of the library, and not of the program."""
@@ -210,19 +213,19 @@ class Acceptor:
         *,
         listen: bool = True,
     ) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.ledger = Ledger(limits, pinned)
-        self.places = Places(
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.ledger: Ledger = Ledger(limits, pinned)
+        self.places: Places = Places(
             limits.half_open(pinned),
             limits.max_half_open_per_source,
             pressed_s=limits.pressed_handshake_timeout_s,
             patience_s=limits.max_wait_s,
         )
-        self.shortages = Shortages()
+        self.shortages: Shortages = Shortages()
         self.handshakes: set[asyncio.Task[None]] = set()
-        self.refused = 0
-        self.dropped = 0
-        self.closed = False
+        self.refused: int = 0
+        self.dropped: int = 0
+        self.closed: bool = False
         self._backlog = backlog
         self._kernel_backlog = max(_KERNEL_BACKLOG, 2 * backlog)
         self._context = context
@@ -236,7 +239,9 @@ class Acceptor:
             self._ids = listen_on(
                 self._channel, addresses, self._kernel_backlog if listen else None, sink
             )
-            self.addresses = [cm_id.source or ("0.0.0.0", 0) for cm_id in self._ids]
+            self.addresses: list[tuple[str, int]] = [
+                cm_id.source or ("0.0.0.0", 0) for cm_id in self._ids
+            ]
         except BaseException:
             self.close()
             raise

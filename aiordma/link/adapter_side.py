@@ -93,15 +93,15 @@ class AdapterSide:
         pd: ProtectionDomain,
         qp: QueuePair,
     ) -> None:
-        self.cm_id = cm_id
-        self.context = context
-        self.completions = completions
-        self.pd = pd
-        self.qp = qp
-        self.loop = asyncio.get_running_loop()
-        self.posted = 0
+        self.cm_id: ConnectionId = cm_id
+        self.context: Context = context
+        self.completions: Completions = completions
+        self.pd: ProtectionDomain = pd
+        self.qp: QueuePair = qp
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.posted: int = 0
         self.failure: BaseException | None = None
-        self.closed = False
+        self.closed: bool = False
         self._owner = None
         self._qp_handle = qp._require()
         self._thread = threading.get_ident()

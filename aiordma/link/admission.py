@@ -46,7 +46,7 @@ class Place:
         begin: Callable[[Place], None],
         refuse: Callable[[], None],
     ) -> None:
-        self.source = source
+        self.source: str = source
         self._places: Places | None = places
         # Called once: the end of the queue pair keeps the place, and no listener.
         self._calls: tuple[Callable[[Place], None], Callable[[], None]] | None = (begin, refuse)
@@ -125,8 +125,8 @@ class Places:
         self._due = 0.0  # when the timer is due
         self._late_s = 0.0  # seconds that the timer came late, in all
         #: Requests that wait, and clients that have a place.
-        self.waiting = 0
-        self.open = 0
+        self.waiting: int = 0
+        self.open: int = 0
 
     def arrive(
         self, source: str, begin: Callable[[Place], None], refuse: Callable[[], None]
@@ -283,7 +283,7 @@ class _Tally:
     __slots__ = ("all", "sources")
 
     def __init__(self) -> None:
-        self.all = 0
+        self.all: int = 0
         self.sources: Counter[str] = Counter()
 
     def why_full(self, limit: str, most: int, source: str, more: int) -> str:

@@ -18,7 +18,7 @@ from aiordma.cm.connection_id import ConnectionId
 from aiordma.errors import ResourceClosedError
 from aiordma.link.source import source_of
 from aiordma.loop.workers import call_blocking
-from aiordma.memory.byte_budget import PROCESS_BUDGET, Account
+from aiordma.memory.byte_budget import PROCESS_BUDGET, Account, ByteBudget
 from aiordma.memory.large_memory import LargeMemory, large_memory
 from aiordma.memory.pool import BufferPool
 from aiordma.verbs.enums import Access
@@ -83,8 +83,8 @@ class Buffers:
         self._let_memory_go: Callable[[], None] | None = None
         self._pinned: dict[MemoryRegion, None] = {}
         self._closed = False
-        self.budget = PROCESS_BUDGET
-        self.in_the_open = pd.context.is_iwarp
+        self.budget: ByteBudget = PROCESS_BUDGET
+        self.in_the_open: bool = pd.context.is_iwarp
 
     @property
     def account(self) -> Account:

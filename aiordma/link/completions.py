@@ -46,6 +46,9 @@ class Completions:
         "_channel", "_listeners", "_quiet", "_spins", "_unused", "cq", "id", "in_c", "over",
     )  # fmt: skip
 
+    over: bool
+    in_c: bool
+
     def __init__(
         self,
         channel: CompletionChannel,
@@ -59,8 +62,8 @@ class Completions:
         self._unused = unused
         self._listeners = 0
         self._spins: tuple[Spin, ...] = ()
-        self.cq = cq
-        self.id = 0
+        self.cq: CompletionQueue = cq
+        self.id: int = 0
         self.in_c = self.over = False
 
     def begin(self, sink: Sink) -> None:

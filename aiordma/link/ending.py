@@ -59,9 +59,9 @@ class Ending:
 
     def __init__(self, side: AdapterSide) -> None:
         self._side = side
-        self.left = False
-        self.met = True
-        self.canceled = False
+        self.left: bool = False
+        self.met: bool = True
+        self.canceled: bool = False
         # Futures made at need, not events: mostly no task waits while the connection is open.
         self._begun: asyncio.Future[None] | None = None
         self._happened: asyncio.Future[None] | None = None

@@ -57,12 +57,12 @@ class Course:
     __slots__ = ("_answers", "_pace", "asked", "limit", "ready", "refusal", "refusals", "waiting")
 
     def __init__(self, limit: Limit) -> None:
-        self.limit = limit
-        self.ready = False
-        self.asked = False
-        self.waiting = 0
+        self.limit: Limit = limit
+        self.ready: bool = False
+        self.asked: bool = False
+        self.waiting: int = 0
         self.refusal: ConnectionRejectedError | None = None
-        self.refusals = 0
+        self.refusals: int = 0
         self._pace: _Pace | None = None
         self._answers = 0
 

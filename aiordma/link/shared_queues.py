@@ -48,7 +48,7 @@ class SharedQueue(CompletionQueue):
         self, context: Context, cqe: int, channel: CompletionChannel, shared: SharedQueues
     ) -> None:
         self.shared: SharedQueues | None = shared
-        self.left = 0
+        self.left: int = 0
         super().__init__(context, cqe, channel)
 
     def _unpromise(self, depth: int, expected: int | None = None) -> None:
@@ -84,7 +84,8 @@ class SharedQueues:
         self.queues: list[SharedQueue] = []
         self._open: deque[SharedQueue] = deque()  # there may be room in these
         self._full: set[SharedQueue] = set()
-        self.lock = threading.RLock()  # the collector may destroy a queue pair in `take`
+        # The collector may destroy a queue pair in `take`.
+        self.lock: threading.RLock = threading.RLock()
 
     @classmethod
     def of(

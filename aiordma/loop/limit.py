@@ -43,12 +43,12 @@ class Limit:
     __slots__ = ("_canceling", "_held", "_hint", "_task", "_timer", "_what", "expired", "seconds")
 
     def __init__(self, seconds: float | None, what: str = "", hint: str = "") -> None:
-        self.seconds = seconds
+        self.seconds: float | None = seconds
         self._what = what
         self._hint = hint
         self._timer: asyncio.Handle | None = None
         self._held = 0
-        self.expired = False
+        self.expired: bool = False
 
     def __enter__(self) -> Self:
         if self.seconds is not None:

@@ -36,7 +36,7 @@ __all__ = ["Alarm", "Timer", "call_later", "now", "timeout"]
 
 #: The clock of these timers, in seconds.  A loop may have another: uvloop's clock stands still for
 #: a turn and counts milliseconds, so that a timer seems to be early.
-now = time.monotonic
+now: Callable[[], float] = time.monotonic
 
 #: The heap is swept when it has twice the entries that the last sweep has left, and so many more.
 _FEW = 64

@@ -66,9 +66,10 @@ class WorkerPool:
 
     #: Seconds after which a thread that has nothing to do ends: tests of programs look for threads
     #: that are left over, and wait a second or more for them.
-    idle_s = 0.5
+    idle_s: float = 0.5
     #: Seconds until the loop tries again to start a thread, and tries until it does a job itself.
-    retry_s, most_retries = 0.1, 20
+    retry_s: float = 0.1
+    most_retries: int = 20
 
     def __init__(self, name: str, limit: int, *, keep: bool = False) -> None:
         self._name = name
@@ -254,12 +255,12 @@ class WorkerPool:
 
 # A destroy can take 50 seconds and a connect to a dead host minutes.  Each kind of call has threads
 # of its own, and so many that a few calls that hang do not stop the others.
-reaper = WorkerPool("aiordma-reaper", 16, keep=True)
-connecting = WorkerPool("aiordma-connect", 16)
+reaper: WorkerPool = WorkerPool("aiordma-reaper", 16, keep=True)
+connecting: WorkerPool = WorkerPool("aiordma-connect", 16)
 _blocking = WorkerPool("aiordma-blocking", 4)
 # Calls that any peer can cause by a datagram: calls that end at once, and calls that may block.
-answering = WorkerPool("aiordma-answer", 2)
-answering_slowly = WorkerPool("aiordma-answer-slow", 2)
+answering: WorkerPool = WorkerPool("aiordma-answer", 2)
+answering_slowly: WorkerPool = WorkerPool("aiordma-answer-slow", 2)
 
 
 def _after_fork() -> None:

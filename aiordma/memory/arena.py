@@ -26,16 +26,19 @@ class Arena:
     """
 
     #: Bytes of slots that have come.
-    more = memoryview(b"")
+    more: memoryview[int] = memoryview(b"")
 
     __slots__ = ("addr", "count", "enough", "lkey", "mr", "slot_size")
 
+    count: int
+    enough: int
+
     def __init__(self, mr: MemoryRegion, start: int, count: int, slot_size: int) -> None:
-        self.mr = mr
+        self.mr: MemoryRegion = mr
         self.count = self.enough = count
-        self.slot_size = slot_size
-        self.addr = mr.addr + start
-        self.lkey = mr.lkey
+        self.slot_size: int = slot_size
+        self.addr: int = mr.addr + start
+        self.lkey: int = mr.lkey
 
     @property
     def view(self) -> memoryview:

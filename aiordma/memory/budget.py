@@ -41,9 +41,9 @@ class Share:
 
     def __init__(self, budget: SlotBudget, guaranteed: int) -> None:
         self._budget = budget
-        self.crowded = budget.crowded
-        self.guaranteed = guaranteed
-        self.used = 0
+        self.crowded: int = budget.crowded
+        self.guaranteed: int = guaranteed
+        self.used: int = 0
 
     def take(self, slots: int) -> bool:
         """Take slots, or none; always succeeds within the guarantee."""
@@ -110,7 +110,7 @@ class SlotBudget:
         self._waiting: dict[Callable[[], None], Share] = {}
         self._serving: asyncio.Handle | None = None
         self._crowded = ffi.new("uint8_t *")
-        self.crowded = int(ffi.cast("uintptr_t", self._crowded))
+        self.crowded: int = int(ffi.cast("uintptr_t", self._crowded))
 
     def __len__(self) -> int:
         """Number of members."""

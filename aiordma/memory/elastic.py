@@ -89,6 +89,12 @@ class ElasticArena(Arena):
         "_share", "_steps", "_unit", "keeper", "more", "more_addr",
     )  # fmt: skip
 
+    addr: int
+    lkey: int
+    count: int
+    slot_size: int
+    mr: MemoryRegion
+
     def __init__(
         self, pd: ProtectionDomain, base: Arena, most: int, chunk: int, share: Share, unit: int = 1
     ) -> None:
@@ -107,8 +113,8 @@ class ElasticArena(Arena):
         self._memory: mmap.mmap | None = None
         self._chunks: dict[int, _Chunk] = {}
         self.keeper: Keeper | None = None
-        self.more = Arena.more
-        self.more_addr = 0
+        self.more: memoryview[int] = Arena.more
+        self.more_addr: int = 0
         self.enough = most
 
     def _enter(self, number: int) -> _Chunk:

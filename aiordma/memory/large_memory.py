@@ -71,7 +71,7 @@ class LargeMemory:
     )  # fmt: skip
 
     def __init__(self, total: int) -> None:
-        self.total = total
+        self.total: int = total
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._sending = 0

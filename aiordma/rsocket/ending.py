@@ -36,10 +36,10 @@ class Ending:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.writable = True
-        self.eof = False
-        self.wants_credit = True
-        self.disconnected = False
+        self.writable: bool = True
+        self.eof: bool = False
+        self.wants_credit: bool = True
+        self.disconnected: bool = False
         self.pending: int | None = None
         self._said: int | None = None  # the SHUTDOWN or DISCONNECT that was posted last
         self._completed: int | None = None  # the last of them whose post has completed

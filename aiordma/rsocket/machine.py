@@ -123,7 +123,7 @@ class Machine:
         state: StreamState,
     ) -> None:
         self._memory = memory
-        self.iomap = Iomap(self._memory[_TABLE_SIZE:])
+        self.iomap: Iomap = Iomap(self._memory[_TABLE_SIZE:])
         self._iwarp = iwarp
         slots = (table.size - _TABLE_SIZE) // IOMAP_SLOT_SIZE
         self._hello = Hello(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Protocol
 
-from aiordma._core import StreamState
+from aiordma._core import StreamState, Wakeup
 from aiordma.arguments import refuse_objects
 from aiordma.rsocket.machine import Machine
 
@@ -78,9 +78,9 @@ class Incoming:
         self._stream: Receiving | None = stream
         self._protocol: Any = None
         self._buffered = False
-        self.paused = False
-        self.wakeup = self.state.park(port.loop)
-        self.eof_given = False
+        self.paused: bool = False
+        self.wakeup: Wakeup = self.state.park(port.loop)
+        self.eof_given: bool = False
         self._end_is_next = self._end_is_due = False
 
     def set_protocol(self, protocol: Any) -> None:

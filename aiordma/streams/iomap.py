@@ -46,8 +46,8 @@ class MappedRegion:
         self._port = port
         self._machine = machine
         self._slot = slot
-        self.region = region
-        self.offset = offset
+        self.region: MemoryRegion = region
+        self.offset: int = offset
         fork.guard_public(self)
 
     def close(self) -> None:

@@ -41,6 +41,12 @@ class Outgoing:
         "_backlog", "_machine", "_port", "_state", "ended", "in_vain", "lasts", "late", "size",
     )  # fmt: skip
 
+    size: int
+    late: int
+    ended: bool
+    lasts: bool
+    in_vain: bool
+
     def __init__(self, port: StreamPort, machine: Machine) -> None:
         self._port = port
         self._state = port.state

@@ -61,33 +61,33 @@ class Plan:
     )  # fmt: skip
 
     def __init__(self, config: StreamConfig, *, iwarp: bool) -> None:
-        self.config = config
-        self.policy = QPPolicy(
+        self.config: StreamConfig = config
+        self.policy: QPPolicy = QPPolicy(
             access=Access.REMOTE_WRITE,
             ack_timeout=config.ack_timeout,
             max_retry_count=config.retry_count,
             max_rnr_retry_count=config.rnr_retry_count,
             min_rnr_timer=rnr_timer_code(config.min_rnr_timer_ms),
         )
-        self.receives = config.recv_depth + _UNANNOUNCED
+        self.receives: int = config.recv_depth + _UNANNOUNCED
         # On iWARP a message is two requests; one more is the probe's.
-        self.sends = config.send_depth * (2 if iwarp else 1) + 1
+        self.sends: int = config.send_depth * (2 if iwarp else 1) + 1
         mapped = self.sends + (_MAPPED_WRITES if config.iomap_slots else 0)
-        self.completions = mapped + self.receives
-        self.attributes = QPInitAttr(
+        self.completions: int = mapped + self.receives
+        self.attributes: QPInitAttr = QPInitAttr(
             send_cq=cast("CompletionQueue", None), max_send_wr=mapped, max_recv_wr=self.receives,
             max_send_sge=1, max_recv_sge=1, max_inline_data=_INLINE,
         )  # fmt: skip
-        self.table = TABLE_LENGTH * DESCRIPTOR_SIZE + config.iomap_slots * IOMAP_SLOT_SIZE
-        self.ring = _first(config.receive_buffer_size)
-        self.sending = _first(config.send_buffer_size)
-        self.words = -(-(self.sending + STREAM_CONTROLS * _PAYLOAD) // _LINE) * _LINE
-        self.own = self.words + (self.receives * WORD_SIZE if iwarp else 0)
+        self.table: int = TABLE_LENGTH * DESCRIPTOR_SIZE + config.iomap_slots * IOMAP_SLOT_SIZE
+        self.ring: int = _first(config.receive_buffer_size)
+        self.sending: int = _first(config.send_buffer_size)
+        self.words: int = -(-(self.sending + STREAM_CONTROLS * _PAYLOAD) // _LINE) * _LINE
+        self.own: int = self.words + (self.receives * WORD_SIZE if iwarp else 0)
         parts = (self.ring, self.table, self.own)
-        self.pinned = sum(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in parts)
+        self.pinned: int = sum(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in parts)
         # However short the patience, the peer is asked before it is given up.
         waits = [config.keepalive_s, config.idle_timeout_s and config.idle_timeout_s / 4]
-        self.silence = min((wait for wait in waits if wait is not None), default=None)
+        self.silence: float | None = min((wait for wait in waits if wait is not None), default=None)
         self._parameters: Kept[tuple[int, int], ConnectionParameter] = Kept()
 
     def parameter(self, depth: int, resources: int = 0) -> ConnectionParameter:

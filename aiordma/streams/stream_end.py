@@ -59,6 +59,9 @@ class StreamEnd:
         "said",
     )  # fmt: skip
 
+    said: bool
+    leaving: bool
+
     def __init__(self, port: StreamPort, machine: Machine, config: StreamConfig) -> None:
         self._port = port
         self._machine = machine

@@ -63,14 +63,14 @@ class StreamMemory:
         self._ask_at = 0  # completed messages, before a larger ring for sending is tried
         self._share: Share | None = None
         self._release: Callable[[], None] | None = None
-        self.ring = ring
-        self.table = table
-        self.own = own
-        self.send = own.view[: plan.sending]
-        self.words = own.view[plan.words :]
+        self.ring: MemoryRegion = ring
+        self.table: MemoryRegion = table
+        self.own: MemoryRegion = own
+        self.send: memoryview[int] = own.view[: plan.sending]
+        self.words: memoryview[int] = own.view[plan.words :]
         self.mapped: list[MemoryRegion] = []
         self.grown: list[MemoryRegion] = []
-        self.views = [ring.view, table.view, own.view]
+        self.views: list[memoryview[int]] = [ring.view, table.view, own.view]
 
     @classmethod
     async def register(cls, pd: ProtectionDomain, plan: Plan) -> StreamMemory:

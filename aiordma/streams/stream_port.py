@@ -75,6 +75,8 @@ class StreamPort(AdapterSide):
 
     _owner: StreamOwner | None
 
+    posted: int
+
     def __init__(
         self,
         cm_id: ConnectionId,
@@ -87,11 +89,11 @@ class StreamPort(AdapterSide):
     ) -> None:
         super().__init__(cm_id, context, completions, pd, qp)
         config = plan.config
-        self.plan = plan
-        self.memory = memory
+        self.plan: Plan = plan
+        self.memory: StreamMemory = memory
         self._awaited = 0  # acknowledgements until the requests posted before `flush` have arrived
         ring, table, own = memory.ring, memory.table, memory.own
-        self.state = StreamState(
+        self.state: StreamState = StreamState(
             ring=(ring.addr, ring.rkey, ring.length),
             table=table.addr,
             send=(own.addr, plan.sending, own.lkey),

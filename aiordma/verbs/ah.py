@@ -298,8 +298,8 @@ class AddressHandle(Resource):
             raise TypeError(msg)
         if pd.context.is_iwarp:
             raise os_error(errno.EOPNOTSUPP, "ibv_create_ah", detail="(iWARP has no datagrams)")
-        self.pd = pd
-        self.attr = attr
+        self.pd: ProtectionDomain = pd
+        self.attr: AHAttributes = attr
         # May run in a worker thread while the loop gives up and closes the domain.
         pd._retain()
         try:

@@ -140,15 +140,15 @@ class CompletionChannel(Resource):
         handle = check_pointer(
             lib.ibv_create_comp_channel(context._require()), "ibv_create_comp_channel"
         )
-        self.context = context
+        self.context: Context = context
         # Waiters of every CQ of this channel, by wr_id.
         self.table: SlotTable[Sink] = SlotTable()
         #: Completions that raised no event, so that only the safety poll found them: the kernel
         #: drops events when it has no memory for them.
-        self.lost_events = 0
+        self.lost_events: int = 0
         self._cqs: WeakTable[CompletionQueue] = WeakTable()
         #: Takes its events and completions; those of connections and streams never get to Python.
-        self.drain = Drain(int(ffi.cast("uintptr_t", handle)), _BUDGET)
+        self.drain: Drain = Drain(int(ffi.cast("uintptr_t", handle)), _BUDGET)
         self._deferred: deque[Callable[[], None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None  # the pump forgets it when it is closed
         self._pump: FdPump | None = None

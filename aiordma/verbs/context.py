@@ -150,7 +150,7 @@ class Context(Resource):
         self._attributes: DeviceAttributes | None = None
         self._name = ""
         self._transport: TransportType | None = None
-        self.is_iwarp = handle.device.transport_type == _IWARP
+        self.is_iwarp: bool = handle.device.transport_type == _IWARP
         #: Values that follow from the device, which each new connection would ask for again.
         self._kept: Kept[Hashable, Any] = Kept()
         super().__init__(handle)

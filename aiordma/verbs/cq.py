@@ -119,8 +119,8 @@ class CompletionQueue(Resource):
             raise ValueError(msg)
         most = context.attributes.max_cqe
         check_limit("ibv_create_cq", "cqe", cqe, most)
-        self.context = context
-        self.channel = channel
+        self.context: Context = context
+        self.channel: CompletionChannel | None = channel
         self.table: SlotTable[Sink] = SlotTable() if channel is None else channel.table
         self._token = next_token()
         self._aio = QueueState(self._token)

@@ -406,8 +406,8 @@ class WCOpcode(OpenIntEnum):
     TM_RECV = 133
     TM_NO_TAG = 134
     DRIVER1 = 135
-    DRIVER2 = 136
-    DRIVER3 = 137
+    DRIVER2 = 136  # newer than rdma-core 35
+    DRIVER3 = 137  # the same
 
 
 class WCFlags(OpenIntFlag):

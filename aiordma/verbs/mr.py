@@ -100,6 +100,13 @@ class MemoryRegion(Resource):
         "rkey",
     )
 
+    pd: ProtectionDomain
+    access: Access
+    addr: int
+    length: int
+    lkey: int
+    rkey: int
+
     def __init__(
         self,
         pd: ProtectionDomain,

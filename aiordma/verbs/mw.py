@@ -79,14 +79,17 @@ class MemoryWindow(Resource):
         "_held", "_qp", "_task", "access", "addr", "bound", "length", "pd", "type",
     )  # fmt: skip
 
+    addr: int
+    length: int
+
     def __init__(self, pd: ProtectionDomain, type: MWType = MWType.TYPE_1) -> None:
         type = MWType(type)
         flags = pd.context.attributes.device_cap_flags
         if not flags & _CAPABILITY.get(type, 0):
             text = f"ibv_alloc_mw: the device {pd.context.name} has no memory windows of {type!r}"
             raise NotSupportedError(errno.EOPNOTSUPP, text)
-        self.pd = pd
-        self.type = type
+        self.pd: ProtectionDomain = pd
+        self.type: MWType = type
         self._held: list[Resource] = []
         self._qp: QueuePair | None = None
         self._task: asyncio.Task[None] | None = None
@@ -95,9 +98,9 @@ class MemoryWindow(Resource):
         super().__init__(handle, (pd,))
 
     def _is_closed_to_peers(self) -> None:
-        self.bound = False
+        self.bound: bool = False
         self.addr = self.length = 0
-        self.access = Access(0)
+        self.access: Access = Access(0)
 
     @property
     def rkey(self) -> int:

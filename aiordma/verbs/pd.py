@@ -34,7 +34,7 @@ class ProtectionDomain(Resource):
         handle = lib.ibv_alloc_pd(context._require())
         if not handle:
             check_pointer(handle, "ibv_alloc_pd")
-        self.context = context
+        self.context: Context = context
         super().__init__(handle, (context,))
 
     def _destroy(self, handle: Any) -> None:

@@ -97,6 +97,9 @@ class QueuePair(Resource):
         "_on_first_failure", "_queues", "_read_depth", "_rules", "limits", "num", "pd",
     )  # fmt: skip
 
+    num: int
+    limits: QPLimits
+
     def __init__(
         self,
         pd: ProtectionDomain,
@@ -113,7 +116,7 @@ class QueuePair(Resource):
         send_cq = cq or attr.send_cq
         recv_cq = attr.recv_cq or send_cq
         token = next_token()
-        self.pd = pd
+        self.pd: ProtectionDomain = pd
         self._init = attr
         self._cqs = send_cq, recv_cq
         # Reserve the depths before the queue pair exists: refusing costs nothing then.

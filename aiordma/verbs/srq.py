@@ -167,13 +167,15 @@ class SharedReceiveQueue(Resource):
         "_unwatch", "limits", "max_wr", "pd", "room",
     )  # fmt: skip
 
+    limits: SRQAttributes
+
     def __init__(self, pd: ProtectionDomain, max_wr: int = 128, max_sge: int = 1) -> None:
         self._number = _free_number()
         self._token = async_event.next_token()
         handle, self.limits = _create(pd, max_wr, max_sge, self._token)
-        self.pd = pd
-        self.max_wr = max_wr
-        self.room = Credits(max_wr)
+        self.pd: ProtectionDomain = pd
+        self.max_wr: int = max_wr
+        self.room: Credits = Credits(max_wr)
         self._table: SlotTable[_Receive] = SlotTable()
         self._takers: weakref.WeakValueDictionary[int, QueuePair] = weakref.WeakValueDictionary()
         self._cqs: Counter[CompletionQueue] = Counter()  # queue pairs that complete there

@@ -65,15 +65,20 @@ class Posted(Countable):
         "signaled", "silent", "wr_id",
     )  # fmt: skip
 
+    operation: str
+    signaled: bool
+    silent: bool
+    regions: tuple[Resource, ...]
+
     def __init__(self, queue: WorkQueue, plan: Planned) -> None:
-        self.queue = queue
+        self.queue: WorkQueue = queue
         self.operation, self.regions, self.signaled, self.silent = plan
         self.caller_id: int | None = None
         self.future: asyncio.Future[WCRecord] | None = None
         self.index: int | None = None
-        self.last = True
-        self.muted = False
-        self.wr_id = 0
+        self.last: bool = True
+        self.muted: bool = False
+        self.wr_id: int = 0
         retained: list[Resource] = []
         try:
             for region in self.regions:
@@ -145,11 +150,11 @@ class WorkQueue:
     __slots__ = ("_order", "cq", "depth", "prepared", "qp", "room", "unsignaled")
 
     def __init__(self, qp: QueuePair, cq: CompletionQueue, depth: int) -> None:
-        self.qp = qp
-        self.cq = cq
-        self.depth = depth
-        self.room = Credits(depth)
-        self.unsignaled = 0
+        self.qp: QueuePair = qp
+        self.cq: CompletionQueue = cq
+        self.depth: int = depth
+        self.room: Credits = Credits(depth)
+        self.unsignaled: int = 0
         self.prepared: dict[PreparedPost, None] = {}
         self._order: deque[Posted] = deque()
 

@@ -20,7 +20,7 @@ class Answering:
     __slots__ = ("_done", "_tasks", "seen", "wanted")
 
     def __init__(self, wanted: int | None) -> None:
-        self.seen = 0
+        self.seen: int = 0
         self.wanted = wanted
         self._done = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []

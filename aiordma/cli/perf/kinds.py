@@ -26,9 +26,9 @@ class Stop:
     __slots__ = ("_seconds", "deadline", "most")
 
     def __init__(self, count: int | None, seconds: float | None = None) -> None:
-        self.most = sys.maxsize if count is None else count
+        self.most: int = sys.maxsize if count is None else count
         self._seconds = seconds
-        self.deadline = sys.maxsize
+        self.deadline: int = sys.maxsize
 
     def begin(self) -> int:
         """The measurement begins now; the time, in nanoseconds."""

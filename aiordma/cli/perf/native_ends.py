@@ -66,10 +66,10 @@ class End:
         # `cq` is for sends or receives, `other` for the rest; its completions may wait.
         waited, other = (receives, sends) if waits_for_receives else (sends, receives)
         try:
-            self.pd = self._own(ProtectionDomain(context))
-            self.channel = self._own(CompletionChannel(context))
-            self.cq = self._own(CompletionQueue(context, waited, self.channel))
-            self.other = self._own(CompletionQueue(context, other))
+            self.pd: ProtectionDomain = self._own(ProtectionDomain(context))
+            self.channel: CompletionChannel = self._own(CompletionChannel(context))
+            self.cq: CompletionQueue = self._own(CompletionQueue(context, waited, self.channel))
+            self.other: CompletionQueue = self._own(CompletionQueue(context, other))
             cm_id.policy = QPPolicy(access=_rights(plan))
             attr = QPInitAttr(
                 send_cq=self.other if waits_for_receives else self.cq,
@@ -79,12 +79,14 @@ class End:
                 # Software iWARP has no room for so many, and refuses the queue pair.
                 max_inline_data=INLINE if plan.metric == "lat" and not context.is_iwarp else 0,
             )
-            self.completions = Completions(self.cq, self.channel, plan.wait, alone=plan.qps == 1)
+            self.completions: Completions = Completions(
+                self.cq, self.channel, plan.wait, alone=plan.qps == 1
+            )
             self.qp: QueuePair = self._own(cm_id.create_qp(self.pd, attr))
             access = Access.LOCAL_WRITE | _rights(plan)
             if context.is_iwarp:
                 access |= Access.REMOTE_WRITE  # the answer of a read comes in as a write
-            self.mr = self._own(MemoryRegion(self.pd, max(plan.sizes), access))
+            self.mr: MemoryRegion = self._own(MemoryRegion(self.pd, max(plan.sizes), access))
         except BaseException:
             self.close()
             raise
@@ -135,14 +137,14 @@ class Gate:
     def __init__(self, host: str, plan: Plan) -> None:
         self._plan = plan
         with contextlib.ExitStack() as undo:
-            self.events = EventChannel()
+            self.events: EventChannel = EventChannel()
             undo.callback(self.events.close)
             self._listener = ConnectionId(self.events)
             undo.callback(self._listener.close)
             self._listener.bind_addr((host, 0))
             self._listener.listen(plan.qps)
             undo.pop_all()
-        self.port = self._listener.source_port
+        self.port: int = self._listener.source_port
 
     async def accept(
         self, make: Callable[[ConnectionId], End], ready: Callable[[End], None]

@@ -116,7 +116,7 @@ class Exchange:
         self._reader = reader
         self.writer = writer
         self.limit_s = limit_s
-        self.asked = False
+        self.asked: bool = False
 
     async def say(self, message: Message) -> None:
         """Send a message.

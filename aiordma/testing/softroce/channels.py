@@ -25,8 +25,8 @@ class Output:
     def __init__(self, source: socket.socket, target: int) -> None:
         self.source = source
         self.target = target
-        self.open = True
-        self.received = 0
+        self.open: bool = True
+        self.received: int = 0
         self._pending = b""
 
     @property
@@ -93,11 +93,11 @@ class Control:
         self._request = request_line
         self._incoming = bytearray()
         self._outgoing = b""
-        self.open = True
-        self.ready = False
-        self.started = False
+        self.open: bool = True
+        self.ready: bool = False
+        self.started: bool = False
         self.status: int | None = None
-        self.counts = [0, 0]
+        self.counts: list[int] = [0, 0]
         self.error: str | None = None
 
     def interest(self) -> int:

@@ -37,4 +37,4 @@ class Interrupted(SoftroceError):
     def __init__(self, number: int) -> None:
         """Remember the signal, which makes the exit status."""
         super().__init__("interrupted")
-        self.exit_status = STATUS_SIGNAL_BASE + number
+        self.exit_status: int = STATUS_SIGNAL_BASE + number

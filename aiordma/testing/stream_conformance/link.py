@@ -51,7 +51,7 @@ class Subject:
         deviations: names out of `DEVIATIONS`.
     """
 
-    bound_s = 10.0
+    bound_s: float = 10.0
     bulk_size = 4 * 2**20
     deviations: frozenset[str] = frozenset()
 

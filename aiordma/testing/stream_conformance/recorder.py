@@ -30,10 +30,10 @@ class Record(asyncio.BaseProtocol):
         self.name = name
         self.on: dict[str, Callable[..., Any]] = {}
         self.calls: list[str] = []
-        self.received = bytearray()
+        self.received: bytearray = bytearray()
         self.violations: list[str] = []
         self.lost: BaseException | None = None
-        self.is_paused = False
+        self.is_paused: bool = False
         self._reading_at_eof: bool | None = None
         self._transport: asyncio.Transport | None = None
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
@@ -157,6 +157,8 @@ class Record(asyncio.BaseProtocol):
 class Recorder(Record, asyncio.Protocol):
     """A streaming protocol that notes its calls."""
 
+    received: bytearray
+
     def data_received(self, data: bytes) -> None:
         """See asyncio."""
         if not data:
@@ -178,9 +180,11 @@ class BufferedRecorder(Record, asyncio.BufferedProtocol):
         size: of the buffer that it offers, in bytes.
     """
 
+    received: bytearray
+
     def __init__(self, name: str, size: int = 4096) -> None:
         super().__init__(name)
-        self.buffer = bytearray(size)
+        self.buffer: bytearray = bytearray(size)
 
     def get_buffer(self, sizehint: int) -> Any:
         """Return the answer of `on`, or the buffer."""

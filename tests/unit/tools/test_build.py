@@ -16,6 +16,8 @@ NEEDS = (
     "Install what a build needs:\n"
     "  Debian, Ubuntu:  apt install gcc libc6-dev python3-dev libibverbs-dev librdmacm-dev\n"
     "  Fedora, RHEL:    dnf install gcc python3-devel rdma-core-devel\n"
+    "  openSUSE, SLES:  zypper install gcc python3-devel rdma-core-devel\n"
+    "  Arch:            pacman -S gcc rdma-core\n"
 )
 VERBS, CM, CM_VERBS = "infiniband/verbs.h", "rdma/rdma_cma.h", "rdma/rdma_verbs.h"
 
@@ -63,4 +65,16 @@ def test_b09_a_build_without_a_compiler_says_what_to_install(tmp_path: Path) -> 
     assert build(tmp_path, CC="no-such-compiler") == (
         1,
         f"aiordma cannot be built here: there is no C compiler (no-such-compiler). {NEEDS}",
+    )
+
+
+def test_b09_a_build_with_headers_that_are_too_old_says_so(tmp_path: Path) -> None:
+    folder, include = tmp_path / "source", tmp_path / "include"
+    folder.mkdir()
+    (include / VERBS).parent.mkdir(parents=True)
+    (include / VERBS).write_text("enum ibv_node_type { IBV_NODE_CA = 1 };\n")
+    assert build(folder, CPPFLAGS=f"-I{include}") == (
+        1,
+        "aiordma cannot be built here: the headers of rdma-core are older than 35, the smallest "
+        f"that aiordma is built with. {NEEDS}",
     )

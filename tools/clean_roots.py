@@ -1,0 +1,175 @@
+"""Clean installations of Debian in a folder, in which the package is installed as a user does it.
+
+Each is made by debootstrap, which needs root, with Python and nothing else.  What the package says
+there is taken at its word: the check installs the packages that its errors name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from check_wheel import WITHOUT_RDMA_CORE, check_missing
+from checks import CheckFailedError, call
+
+if TYPE_CHECKING:
+    import wheels
+
+#: The releases, and the Python that each has.
+RELEASES = {"bookworm": "3.11", "trixie": "3.13"}
+#: For the packages that come as wheels; pip takes the first that fits.
+_PLATFORMS = ("manylinux_2_28_x86_64", "manylinux2014_x86_64", "manylinux_2_17_x86_64")
+_INSTALL = re.compile(r"apt install ([\w. +-]+)")
+_DIAGNOSIS = "import aiordma; aiordma.verbs; print(aiordma.why_unavailable())"
+
+
+def why_not() -> str:
+    """Why there can be no such root here; an empty text if there can."""
+    if os.geteuid():
+        return "only root can make one"
+    if shutil.which("debootstrap") is None:
+        return "debootstrap is not installed"
+    return ""
+
+
+def mirror() -> list[str]:
+    """The archive that this Debian uses, as an argument; none elsewhere, for the usual one."""
+    texts = [path.read_text() for path in Path("/etc/apt").glob("sources.list*") if path.is_file()]
+    texts += [
+        path.read_text() for path in Path("/etc/apt/sources.list.d").glob("*") if path.is_file()
+    ]
+    found = re.findall(
+        r"(?:^URIs: *|^deb (?:\[.*\] )?)(https?://\S+/debian/?)(?=\s)", "\n".join(texts), re.M
+    )
+    return found[:1]
+
+
+def packages(said: str) -> list[str]:
+    """The packages of Debian that a text tells to install.
+
+    Raises:
+        CheckFailedError: It tells of none.
+    """
+    if (found := _INSTALL.search(said)) is None:
+        raise CheckFailedError(f"it names no packages of Debian: {said}")
+    return found[1].split()
+
+
+class Root:
+    """A clean root of one release.
+
+    Args:
+        release: Its name.
+        folder: Where it is made; empty, and on a file system that allows devices.
+        built: What is installed in it.
+    """
+
+    def __init__(self, release: str, folder: Path, built: wheels.Built) -> None:
+        self._release = release
+        self._path = folder / release
+        self._built = built
+        self._venvs = 0
+
+    def make(self) -> None:
+        """Install the system, and put the wheels of the dependencies beside the package's."""
+        options = ("--variant=minbase", "--include=python3,python3-venv")
+        call("debootstrap", *options, self._release, self._path, *mirror(), limit_s=900)
+        shutil.copy("/etc/resolv.conf", self._path / "etc" / "resolv.conf")
+        store = self._path / "store"
+        store.mkdir()
+        for path in (self._built.sdist, self._built.wheel):
+            shutil.copy(path, store)
+        platforms = [f"--platform={name}" for name in _PLATFORMS]
+        python = (f"--python-version={RELEASES[self._release]}", "--implementation=cp")
+        pip = (sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check")
+        what = ("--only-binary=:all:", f"--dest={store}", "cffi>=2.0", "setuptools>=77")
+        call(*pip, *python, *platforms, *what, limit_s=300)
+
+    def check_wheel(self) -> None:
+        """The wheel imports; its error names the packages; with these it finds the libraries."""
+        python = self._venv()
+        self._pip(python, "aiordma", "--only-binary=aiordma")
+        said = self._run(python, "-W", "error", "-c", WITHOUT_RDMA_CORE)
+        check_missing(said)
+        self._apt(said)
+        self._check_libraries(python)
+
+    def check_sdist(self) -> None:
+        """The sdist says which packages a build needs; with these it builds."""
+        python = self._venv()
+        status, said = self._try_pip(python, "aiordma", "--no-binary=aiordma")
+        if status == 0:
+            raise CheckFailedError("it was built in a root that has no compiler")
+        if "there is no C compiler" not in said:
+            raise CheckFailedError(f"the build does not say that there is no compiler: {said}")
+        self._apt(said)
+        self._pip(python, "aiordma", "--no-binary=aiordma")
+        self._check_libraries(python)
+
+    def remove(self) -> None:
+        """Remove all of it."""
+        # debootstrap unmounts what it mounts, unless it fails.
+        mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+        for mount in reversed(mounts):
+            if Path(mount).is_relative_to(self._path):
+                call("umount", "--lazy", mount)
+        shutil.rmtree(self._path, ignore_errors=True)
+
+    def _check_libraries(self, python: str) -> None:
+        said = self._run(python, "-W", "error", "-c", _DIAGNOSIS).strip()
+        if said == "None" or "device" not in said or "cannot load" in said:
+            raise CheckFailedError(f"with rdma-core it should say that there is no device: {said}")
+
+    def _venv(self) -> str:
+        self._venvs += 1
+        folder = f"/venv-{self._venvs}"
+        self._run("python3", "-m", "venv", folder)
+        return f"{folder}/bin/python"
+
+    def _apt(self, said: str) -> None:
+        """Install the packages that a text names for Debian."""
+        self._run("apt-get", "-q", "update")
+        self._run("apt-get", "-q", "install", "-y", "--no-install-recommends", *packages(said))
+
+    def _pip(self, python: str, *words: str) -> None:
+        status, said = self._try_pip(python, *words)
+        if status:
+            raise CheckFailedError(f"pip install {' '.join(words)} failed: {said}")
+
+    def _try_pip(self, python: str, *words: str) -> tuple[int, str]:
+        options = ("--disable-pip-version-check", "--no-input", "--no-index", "--find-links=/store")
+        return self._call(python, "-m", "pip", "install", *options, *words)
+
+    def _run(self, *words: str) -> str:
+        status, said = self._call(*words)
+        if status:
+            raise CheckFailedError(
+                f"exit status {status} in {self._release}: {' '.join(words)}: {said}"
+            )
+        return said
+
+    def _call(self, *words: str) -> tuple[int, str]:
+        """Run a program in the root, of whose environment it gets what reaches the network."""
+        environment = {
+            name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")
+        }
+        environment |= {
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LC_ALL": "C.UTF-8",
+            "DEBIAN_FRONTEND": "noninteractive",
+        }  # fmt: skip
+        done = subprocess.run(
+            ["chroot", self._path, *words],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=900,
+        )
+        return done.returncode, done.stdout
