@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -15,6 +16,20 @@ from aiordma.cli.version import aiordma_version
 __all__ = ["run"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class _Seconds(click.FloatRange):
+    """Seconds, up to a day; unlike its base it takes no number that is none."""
+
+    def __init__(self, least: float = 0.0) -> None:
+        super().__init__(min=least, max=86_400.0, min_open=not least)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is no number of seconds.", param, ctx)
+        return seconds
+
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -77,7 +92,7 @@ def _gids(context: click.Context, *, device: str | None, as_json: bool) -> None:
 @click.option(
     "--timeout",
     "limit_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=_Seconds(),
     default=doctor.LIMIT_S,
     show_default=True,
     metavar="SECONDS",
@@ -103,7 +118,7 @@ def _doctor(
     "-i",
     "--interval",
     "interval_s",
-    type=click.FloatRange(0.001, 86_400),
+    type=_Seconds(0.001),
     default=1.0,
     show_default=True,
     metavar="SECONDS",
@@ -121,7 +136,7 @@ def _doctor(
     "-W",
     "--timeout",
     "limit_s",
-    type=click.FloatRange(0, 86_400, min_open=True),
+    type=_Seconds(),
     default=10.0,
     show_default=True,
     metavar="SECONDS",
@@ -145,7 +160,7 @@ def _ping(context: click.Context, /, **options: Any) -> None:
 _limit = click.option(
     "--timeout",
     "limit_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=_Seconds(),
     default=30.0,
     show_default=True,
     metavar="SECONDS",

@@ -120,20 +120,17 @@ def _to_map(node: Path) -> str:
 
 def connection_manager() -> Finding:
     """Whether rdma_cm can be used."""
-    names = sysfs.device_names()
-    if not names:
+    if not sysfs.device_names():
         return _NO_DEVICE
     if load_error() is not None:
         return _NO_LIBRARY
-    # librdmacm needs the nodes of both, and its errors do not name them.
-    nodes_ = (_manager(), *sysfs.uverbs_nodes().values())
-    if all(node.exists() for node in nodes_[1:]) and not nodes_[0].exists():
-        return fail(f"{nodes_[0]} is missing", "see `device nodes`, above")
     try:
         EventChannel().close()
     except (OSError, RdmaError) as exc:
-        if any(_trouble(node) for node in nodes_):
-            return fail(str(exc), "see `device nodes`, above")
+        # librdmacm needs the nodes of both, and its errors do not name them.
+        troubles = {node: _trouble(node) for node in (_manager(), *sysfs.uverbs_nodes().values())}
+        if bad := [f"{node} {trouble[0]}" for node, trouble in troubles.items() if trouble]:
+            return fail("; ".join(bad), "see `device nodes`, above")
         hint = getattr(exc, "hint", "")
         return fail(str(exc), hint if hint not in str(exc) else "")
     return ok("an event channel can be made")

@@ -182,4 +182,3 @@ def _progress(name: str, *, shown: bool) -> Iterator[_Bar]:
             lambda size: progress.update(task, total=size),
             lambda count: progress.advance(task, count),
         )
-

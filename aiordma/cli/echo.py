@@ -113,9 +113,7 @@ class Echo:
                         await connection.send(message)
         finally:
             words = f"{peer[0]} {peer[1]}, {count} messages, {size} bytes"
-            self._say(
-                "client", words, host=peer[0], port=peer[1], messages=count, bytes=size
-            )
+            self._say("client", words, host=peer[0], port=peer[1], messages=count, bytes=size)
 
     def facts(self, connection: Connection) -> dict[str, Any]:
         """The answer to the order `facts`."""

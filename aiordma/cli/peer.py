@@ -1,6 +1,6 @@
 """`aiordma doctor PEER`: the way to an `aiordma echo`, step by step; or to an `aiordma serve`.
 
-Each step has a connection of its own, so that a broken one does not spoil the next.  A step names
+Each step has a connection of its own, so that no step spoils the next.  A step names
 the first size that did not pass, and why.
 """
 
@@ -26,7 +26,7 @@ from aiordma.errors import ConnectionRejectedError, RdmaError, TransportRetryErr
 from aiordma.memory.remote import RemoteRegion
 from aiordma.streams.connecting import open_connection
 
-__all__ = ["examine_peer"]
+__all__ = ["SIZES", "Scene", "StepError", "examine_peer", "try_sizes"]
 
 #: Bytes of a message: within one packet and beyond, within one slot and beyond, copied and read.
 SIZES = (1, 64, 256, 1024, 4096, 16 << 10, 64 << 10, 256 << 10, MOST)
@@ -200,7 +200,7 @@ async def _meet(scene: Scene) -> tuple[str, dict[str, Step]]:
     return f"{where} by {device}: {there}, {took}", ECHO
 
 
-async def _sizes(scene: Scene, one: Callable[[int], Awaitable[None]]) -> str:
+async def try_sizes(scene: Scene, one: Callable[[int], Awaitable[None]]) -> str:
     """Do `one` with all sizes.
 
     Raises:
@@ -261,7 +261,7 @@ async def _messages_there(scene: Scene) -> str:
             data = pattern()[:size]
             _compare(await scene.order(connection, order("take"), data), data)
 
-        return await _sizes(scene, one)
+        return await try_sizes(scene, one)
 
 
 async def _messages_back(scene: Scene) -> str:
@@ -270,7 +270,7 @@ async def _messages_back(scene: Scene) -> str:
         async def one(size: int) -> None:
             _check(await scene.ask(connection, order("give", size)), pattern()[:size])
 
-        return await _sizes(scene, one)
+        return await try_sizes(scene, one)
 
 
 async def _reads(scene: Scene) -> str:
@@ -283,7 +283,7 @@ async def _reads(scene: Scene) -> str:
                 await connection.read(region, into)
             _check(into, pattern()[:size])
 
-        return await _sizes(scene, one)
+        return await try_sizes(scene, one)
 
 
 async def _writes(scene: Scene) -> str:
@@ -296,7 +296,7 @@ async def _writes(scene: Scene) -> str:
                 await connection.write(region, data)
             _compare(await scene.order(connection, order("look", size)), data)
 
-        return await _sizes(scene, one)
+        return await try_sizes(scene, one)
 
 
 def _stream_port(scene: Scene) -> int:
@@ -317,7 +317,7 @@ async def _streams_there(scene: Scene) -> str:
                 answer = await reader.readexactly(4)
             _compare({"size": size, "crc32": int.from_bytes(answer)}, data)
 
-        return await _sizes(scene, one)
+        return await try_sizes(scene, one)
 
 
 async def _streams_back(scene: Scene) -> str:
@@ -330,7 +330,7 @@ async def _streams_back(scene: Scene) -> str:
                 answer = await reader.readexactly(size)
             _check(answer, pattern()[:size])
 
-        return await _sizes(scene, one)
+        return await try_sizes(scene, one)
 
 
 # With other servers
@@ -343,7 +343,7 @@ async def _there_and_back(scene: Scene) -> str:
             data = pattern()[:size]
             _check(await scene.ask(connection, data), data)
 
-        return await _sizes(scene, one)
+        return await try_sizes(scene, one)
 
 
 async def _request(scene: Scene) -> str:
