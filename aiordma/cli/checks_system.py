@@ -120,6 +120,8 @@ def locked_memory() -> Finding:
         )
     verdict = warn if fit < _FEW_CONNECTIONS else ok
     text = f"{seen}: room for {fit} connections with default settings, {_size(each)} each"
+    if verdict is warn:
+        text += "; large messages, reads and writes need more"
     return verdict(text, _to_raise(soft, hard) if verdict is warn else "")
 
 

@@ -29,10 +29,12 @@ from aiordma.errors import (
     HostNotFoundError,
     LibraryMissingError,
     RdmaError,
+    RdmaOSError,
     RdmaPermissionError,
 )
+from aiordma.verbs.device import why_unavailable
 
-__all__ = ["Ping", "Tally", "run"]
+__all__ = ["Ping", "Printer", "Tally", "run"]
 
 #: Another message will not help here.
 _FOR_GOOD = (DeviceNotFoundError, HostNotFoundError, LibraryMissingError, RdmaPermissionError)
@@ -241,7 +243,7 @@ class Ping:
             async with asyncio.timeout(self._limit_s):
                 await connection.send(payload)
         except (OSError, RdmaError) as exc:
-            if isinstance(exc, _FOR_GOOD) or serves_streams(exc):
+            if self._is_final(exc):
                 self.tally.lost += 1
                 raise
             why = f"no answer within {self._limit_s:g} s" if not str(exc) else words_of(exc)
@@ -249,6 +251,13 @@ class Ping:
             if not is_on_its_way:
                 self._lose(number, why)
             await self._disconnect()
+
+    def _is_final(self, exc: BaseException) -> bool:
+        """Whether another message has no chance either."""
+        if isinstance(exc, _FOR_GOOD) or serves_streams(exc):
+            return True
+        # A module or a node is missing here; the error of C does not tell it from others.
+        return not self._told and isinstance(exc, RdmaOSError) and why_unavailable() is not None
 
     def _push(self, number: int, payload: bytes) -> None:
         loop = asyncio.get_running_loop()

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -178,6 +179,19 @@ def test_no_answer_is_possible(host: str, text: str) -> None:
     done = command("ping", host)
     assert (done.status, done.out) == (1, "")
     assert re.fullmatch(rf"aiordma ping: .*{text}.*\n", done.err), done.err
+
+
+@pytest.mark.parametrize("node", ["uverbs0", "rdma_cm"])
+def test_a_node_that_is_missing(address: str, node: str) -> None:
+    path, aside = Path("/dev/infiniband") / node, Path("/dev/infiniband/aside")
+    path.rename(aside)
+    try:
+        done = command("ping", address)
+    finally:
+        aside.rename(path)
+    assert (done.status, done.out) == (1, "")
+    assert done.err.startswith("aiordma ping: rdma_create_event_channel: ")
+    assert ("container" if node == "rdma_cm" else "can be reached") in done.err
 
 
 def test_a_server_of_streams(address: str, tmp_path_factory: pytest.TempPathFactory) -> None:
