@@ -138,10 +138,7 @@ ERRNO_HINTS: dict[tuple[str, int], str] = {
     ("rdma_create_event_channel", errno.EACCES): NO_PERMISSION,
     ("rdma_create_event_channel", errno.EPERM): NO_PERMISSION,
     ("rdma_create_event_channel", errno.ENODEV): "no RDMA device can be reached; `aiordma doctor`",
-    (
-        "rdma_create_event_channel",
-        errno.ENOENT,
-    ): "`modprobe rdma_ucm`, or map it into the container",
+    ("rdma_create_event_channel", errno.ENOENT): "`modprobe rdma_ucm`, or map it into a container",
     ("rdma_bind_addr", errno.EADDRNOTAVAIL): "no interface of this host has the address",
     ("rdma_bind_addr", errno.EADDRINUSE): "another listener has this port",
     ("rdma_bind_addr", errno.ENODEV): "no RDMA device serves the address: `rdma link`",

@@ -41,6 +41,12 @@ _port = click.option(
     show_default=True,
     help="The peer's port.",
 )
+_source = click.option(
+    "-I",
+    "--source",
+    metavar="ADDRESS",
+    help="Local address to connect from, which chooses the device.",
+)
 _listening = (
     click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on."),
     click.option(
@@ -98,17 +104,16 @@ def _gids(context: click.Context, *, device: str | None, as_json: bool) -> None:
     metavar="SECONDS",
     help="With PEER: limit for each step on the wire.",
 )
+@_source
 @_json
 @click.pass_context
-def _doctor(
-    context: click.Context, *, peer: str | None, port: int, limit_s: float, as_json: bool
-) -> None:
+def _doctor(context: click.Context, /, **options: Any) -> None:
     """Check what RDMA needs on this machine, and say what to do.
 
     With PEER, the way to an `aiordma echo` there is checked, too: messages of all sizes, reads,
     writes and streams, in both directions; or to an `aiordma serve`, as far as it answers.
     """
-    context.exit(doctor.run(as_json=as_json, peer=peer, port=port, limit_s=limit_s))
+    context.exit(doctor.run(**options))
 
 
 @aiordma.command("ping", short_help="Measure the time to an echo and back.")
@@ -143,6 +148,7 @@ def _doctor(
     help="How long an answer, or a connection, may take.",
 )
 @_port
+@_source
 @click.option("-q", "--quiet", is_flag=True, help="Print the summary alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object on each line.")
 @click.pass_context

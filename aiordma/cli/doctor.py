@@ -38,7 +38,12 @@ _STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
 
 
 def run(
-    *, as_json: bool, peer: str | None = None, port: int = DEFAULT_PORT, limit_s: float = LIMIT_S
+    *,
+    as_json: bool,
+    peer: str | None = None,
+    port: int = DEFAULT_PORT,
+    source: str | None = None,
+    limit_s: float = LIMIT_S,
 ) -> int:
     """Run all checks and print what they saw, each as soon as it is known.
 
@@ -46,6 +51,7 @@ def run(
         as_json: Print all of it at the end, for programs.
         peer: Name or address of a machine to which the way is checked, too; None for none.
         port: Its port.
+        source: Local address to connect from; None lets routing choose.
         limit_s: Seconds for each step on the wire.
 
     Returns:
@@ -64,9 +70,9 @@ def run(
         told("peer", warn(f"not checked: {peer}; this machine comes first"))
     elif peer is not None:
         # It needs RDMA.
-        from aiordma.cli.peer import examine_peer
+        from aiordma.cli.peer import Scene, examine_peer
 
-        asyncio.run(examine_peer(peer, port, limit_s, told))
+        asyncio.run(examine_peer(Scene(peer, port, limit_s, source), told))
     failed, warned = (_count(findings, status) for status in (Status.FAIL, Status.WARN))
     if as_json:
         checks = [

@@ -57,21 +57,32 @@ class Scene:
         host: Name or address.
         port: Port of the messages.
         limit_s: Seconds for each step on the wire.
+        source: Local address to connect from; None lets routing choose.
         facts: The answer of an `aiordma echo`; empty for another server.
         mtu: Bytes of data in a packet on RoCE and InfiniBand; 0 on iWARP.
+        hole: The first size that did not pass, if that is of full packets; else 0.
     """
 
     host: str
     port: int
     limit_s: float
+    source: str | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     mtu: int = 0
+    hole: int = 0
 
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator[Connection]:
         """A connection of messages."""
-        async with connect(self.host, self.port, timeout=self.limit_s) as connection:
+        connecting = connect(
+            self.host, self.port, local_addr=self._local_addr, timeout=self.limit_s
+        )
+        async with connecting as connection:
             yield connection
+
+    @property
+    def _local_addr(self) -> tuple[str, int] | None:
+        return None if self.source is None else (self.source, 0)
 
     async def ask(self, connection: Connection, *messages: bytes) -> bytes:
         """Send messages, and return the answer."""
@@ -108,7 +119,7 @@ class Scene:
         self, port: int
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         """A connection of streams."""
-        opening = open_connection(self.host, port, limit=READ_LIMIT)
+        opening = open_connection(self.host, port, limit=READ_LIMIT, local_addr=self._local_addr)
         async with asyncio.timeout(self.limit_s):
             reader, writer = await opening
         async with closing(writer, self.limit_s):
@@ -118,18 +129,13 @@ class Scene:
 Step = Callable[[Scene], Awaitable[str]]
 
 
-async def examine_peer(
-    host: str, port: int, limit_s: float, told: Callable[[str, Finding], None]
-) -> None:
+async def examine_peer(scene: Scene, told: Callable[[str, Finding], None]) -> None:
     """Run all steps.
 
     Args:
-        host: Name or address.
-        port: Port.
-        limit_s: Seconds for each step on the wire.
+        scene: The peer.
         told: Called with the name and the finding of each step.
     """
-    scene = Scene(host, port, limit_s)
     try:
         seen, steps = await _meet(scene)
     except (StepError, OSError, RdmaError) as exc:
@@ -216,6 +222,8 @@ async def try_sizes(scene: Scene, one: Callable[[int], Awaitable[None]]) -> str:
             )
             before = f"up to {_size(passed)} passed" if passed else "no size passed"
             if 64 <= passed < scene.mtu and _may_be_dropped(exc):
+                scene.hole = size
+            if size == scene.hole and not isinstance(exc, StepError):
                 advice = (
                     f"no full packet has passed: do all networks on the way carry it? "
                     f"`ping -M do -s {scene.mtu + 32} {scene.host}`"

@@ -170,6 +170,7 @@ class Ping:
         interval_s: Seconds from one message to the next.
         size: Bytes of a message.
         limit_s: Seconds that an answer may take, and a connection.
+        source: Local address to connect from; None lets routing choose.
         printer: Is told the events.
     """
 
@@ -182,6 +183,7 @@ class Ping:
         interval_s: float,
         size: int,
         limit_s: float,
+        source: str | None,
         printer: Printer,
     ) -> None:
         self.tally = Tally()
@@ -191,6 +193,7 @@ class Ping:
         self._interval_s = interval_s
         self._size = size
         self._limit_s = limit_s
+        self._local_addr = None if source is None else (source, 0)
         self._say = printer.say
         self._config = ConnectionConfig(close_timeout_s=1.0)
         self._connection: Connection | None = None
@@ -270,7 +273,11 @@ class Ping:
             return connection
         await self._disconnect()
         connection = await connect(
-            self._host, self._port, config=self._config, timeout=self._limit_s
+            self._host,
+            self._port,
+            config=self._config,
+            local_addr=self._local_addr,
+            timeout=self._limit_s,
         )
         self._connection = connection
         self._hearing = asyncio.get_running_loop().create_task(self._hear(connection))
@@ -370,6 +377,7 @@ def run(
     interval_s: float,
     size: int,
     limit_s: float,
+    source: str | None,
     quiet: bool,
     as_json: bool,
 ) -> int:
@@ -382,6 +390,7 @@ def run(
         interval_s: Seconds from one message to the next.
         size: Bytes of a message.
         limit_s: Seconds that an answer may take.
+        source: Local address to connect from; None lets routing choose.
         quiet: Print the summary alone.
         as_json: Print a JSON object on each line.
 
@@ -393,7 +402,7 @@ def run(
     async def work() -> Tally:
         ping = Ping(
             host, port, count=count, interval_s=interval_s, size=size, limit_s=limit_s,
-            printer=printer,
+            source=source, printer=printer,
         )  # fmt: skip
         loop = asyncio.get_running_loop()
         running = loop.create_task(ping.run())

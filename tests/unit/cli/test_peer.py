@@ -106,14 +106,14 @@ def test_this_machine_comes_first(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async def examine_peer(*words: Any) -> None:
-        *asked, told = words
-        assert asked == ["host", 7, 0.5]
+        scene, told = words
+        assert scene == Scene("host", 7, 0.5, "10.80.0.2")
         told("peer", ok("there"))
         told("reads", fail("broken", "mend it"))
 
     monkeypatch.setattr("aiordma.cli.peer.examine_peer", examine_peer)
     one_check(fail("none", "buy some"))
-    assert doctor.run(as_json=False, peer="host", port=7, limit_s=0.5) == 1
+    assert doctor.run(as_json=False, peer="host", port=7, source="10.80.0.2", limit_s=0.5) == 1
     assert capsys.readouterr().out.splitlines() == [
         "FAIL  memory              none",
         "      -> buy some",
@@ -121,7 +121,7 @@ def test_this_machine_comes_first(
         "RDMA with host cannot be used like this: 1 failed, 1 warnings",
     ]
     one_check(ok("plenty"))
-    assert doctor.run(as_json=False, peer="host", port=7, limit_s=0.5) == 1
+    assert doctor.run(as_json=False, peer="host", port=7, source="10.80.0.2", limit_s=0.5) == 1
     assert capsys.readouterr().out.splitlines() == [
         "OK    memory              plenty",
         "OK    peer                there",
