@@ -239,7 +239,7 @@ def report(result: Result, options: argparse.Namespace) -> None:
         "event loop": options.loop,
         "file": options.file or f"generated from seed {SEED}",
         "bytes": f"{result.size} in messages of up to {CHUNK}",
-        "throughput": f"{result.size / result.seconds / 1e6:.1f} MB/s, hashing included",
+        "throughput": f"{result.size / result.seconds / (1 << 20):.1f} MiB/s, hashing included",
         "round trip": f"p50 {result.latency_us(50):.1f} us, p99 {result.latency_us(99):.1f} us "
         f"({len(result.round_trips_us)} pings of {PING_SIZE} bytes)",
     }

@@ -19,11 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Without the program's name; those of the process by default.
     """
     try:
-        from aiordma.cli.app import run
-    except ImportError:
-        from aiordma.cli.fallback import run
-    try:
-        status = run(arguments)
+        status = _run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader has seen enough. The buffered rest must not fail once more at exit.
@@ -32,6 +28,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return status
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        from aiordma.cli.app import run
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "click":
+            raise
+        from aiordma.cli.fallback import run
+    return run(arguments)
 
 
 if __name__ == "__main__":

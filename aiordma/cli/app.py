@@ -2,26 +2,77 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
 
-from aiordma.cli import devices, doctor
+from aiordma.cli import devices, doctor, gids
 from aiordma.cli.perf.command import perf
+from aiordma.cli.ports import DEFAULT_PORT
 from aiordma.cli.version import aiordma_version
 
 __all__ = ["run"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+
+class _Seconds(click.FloatRange):
+    """Seconds, up to a day; unlike its base it takes no number that is none."""
+
+    def __init__(self, least: float = 0.0) -> None:
+        super().__init__(min=least, max=86_400.0, min_open=not least)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is no number of seconds.", param, ctx)
+        return seconds
+
+
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-@click.group()
+_port = click.option(
+    "--port",
+    type=click.IntRange(1, 0xFFFF),
+    default=DEFAULT_PORT,
+    show_default=True,
+    help="The peer's port.",
+)
+_source = click.option(
+    "-I",
+    "--source",
+    metavar="ADDRESS",
+    help="Local address to connect from, which chooses the device.",
+)
+_listening = (
+    click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on."),
+    click.option(
+        "--port",
+        type=click.IntRange(0, 0xFFFF),
+        default=DEFAULT_PORT,
+        show_default=True,
+        help="Port to listen on; 0 takes a free one.",
+    ),
+)
+
+
+def _listens(function: _F) -> _F:
+    for option in reversed(_listening):
+        function = option(function)
+    return function
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=f"All commands listen on port {DEFAULT_PORT}, or connect to it, unless they are told "
+    "another.  Rates are in MiB/s.",
+)
 @click.version_option(aiordma_version(), prog_name="aiordma")
 def aiordma() -> None:
-    """RDMA connections for asyncio: the devices of this machine, and whether they work."""
+    """RDMA connections for asyncio: look at this machine, try the way to another, measure, copy."""
 
 
 @aiordma.command("devices")
@@ -32,18 +83,90 @@ def _devices(context: click.Context, *, as_json: bool) -> None:
     context.exit(devices.run(as_json=as_json))
 
 
-@aiordma.command("doctor")
+@aiordma.command("gids", short_help="List the GIDs of the devices.")
+@click.argument("device", required=False)
 @_json
 @click.pass_context
-def _doctor(context: click.Context, *, as_json: bool) -> None:
-    """Check what RDMA needs on this machine, and say what to do."""
-    context.exit(doctor.run(as_json=as_json))
+def _gids(context: click.Context, *, device: str | None, as_json: bool) -> None:
+    """List the GIDs of all devices, or of DEVICE: type, IPv4 form, interface."""
+    context.exit(gids.run(device, as_json=as_json))
+
+
+@aiordma.command("doctor", short_help="Check this machine, and the way to a peer.")
+@click.argument("peer", required=False)
+@_port
+@click.option(
+    "--timeout",
+    "limit_s",
+    type=_Seconds(),
+    default=doctor.LIMIT_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="With PEER: limit for each step on the wire.",
+)
+@_source
+@_json
+@click.pass_context
+def _doctor(context: click.Context, /, **options: Any) -> None:
+    """Check what RDMA needs on this machine, and say what to do.
+
+    With PEER, the way to an `aiordma echo` there is checked, too: messages of all sizes, reads,
+    writes and streams, in both directions; or to an `aiordma serve`, as far as it answers.
+    """
+    context.exit(doctor.run(**options))
+
+
+@aiordma.command("ping", short_help="Measure the time to an echo and back.")
+@click.argument("host")
+@click.option("-c", "--count", type=click.IntRange(min=1), help="Stop after so many messages.")
+@click.option(
+    "-i",
+    "--interval",
+    "interval_s",
+    type=_Seconds(0.001),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="From one message to the next.",
+)
+@click.option(
+    "-s",
+    "--size",
+    type=click.IntRange(0, 64 << 20),
+    default=56,
+    show_default=True,
+    help="Bytes of a message.",
+)
+@click.option(
+    "-W",
+    "--timeout",
+    "limit_s",
+    type=_Seconds(),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long an answer, or a connection, may take.",
+)
+@_port
+@_source
+@click.option("-q", "--quiet", is_flag=True, help="Print the summary alone.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object on each line.")
+@click.pass_context
+def _ping(context: click.Context, /, **options: Any) -> None:
+    """Measure the time to an `aiordma echo` on HOST and back, until Ctrl-C.
+
+    Exit status: 0 if there was an answer, 1 if there was none, 2 for a wrong command line.
+    """
+    # Here and below: modules that need RDMA are imported only by the commands that use them.
+    from aiordma.cli import ping
+
+    context.exit(ping.run(options.pop("host"), options.pop("port"), **options))
 
 
 _limit = click.option(
     "--timeout",
     "limit_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=_Seconds(),
     default=30.0,
     show_default=True,
     metavar="SECONDS",
@@ -51,9 +174,9 @@ _limit = click.option(
 )
 
 
-def _bound(name: str, default: int, text: str) -> Callable[[_F], _F]:
+def _bound(name: str, default: int, text: str, most: int | None = None) -> Callable[[_F], _F]:
     return click.option(
-        name, type=click.IntRange(min=1), default=default, show_default=True, help=text
+        name, type=click.IntRange(1, most), default=default, show_default=True, help=text
     )
 
 
@@ -75,25 +198,30 @@ def _cp(
 ) -> None:
     """Copy a file to an `aiordma serve`, or from it.
 
-    One of SOURCE and DESTINATION is HOST:PORT/NAME (an IPv6 address in brackets), the other a file
-    here.  The file appears under its name when it is complete and its SHA-256 is right.
+    One of SOURCE and DESTINATION is HOST:/NAME or HOST:PORT/NAME (an IPv6 address in brackets), the
+    other a file here.  The file appears under its name when it is complete and its SHA-256 is
+    right.
     """
-    # Here and below: modules that need RDMA are imported only by the commands that use them.
     from aiordma.cli import cp
 
     context.exit(cp.run(source, destination, as_json=as_json, quiet=quiet, limit_s=limit_s))
 
 
+@aiordma.command("echo", short_help="Send every message back.")
+@_listens
+@_bound("--max-clients", 64, "Clients that are served at a time; more are refused.", 1 << 16)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object on each line.")
+@click.pass_context
+def _echo(context: click.Context, *, host: str, port: int, max_clients: int, as_json: bool) -> None:
+    """Send every message back, for `aiordma ping` and `aiordma doctor PEER`, until Ctrl-C."""
+    from aiordma.cli import echo
+
+    context.exit(echo.run(host, port, as_json=as_json, most_clients=max_clients))
+
+
 @aiordma.command("serve")
 @click.argument("folder")
-@click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 0xFFFF),
-    default=18516,
-    show_default=True,
-    help="Port to listen on; 0 takes a free one.",
-)
+@_listens
 @click.option("--writable", is_flag=True, help="Let clients put files into the folder.")
 @_bound("--max-clients", 64, "Clients that are served at a time; more are refused.")
 @_bound("--max-file-bytes", 16 << 30, "Bytes of a file that clients put.")

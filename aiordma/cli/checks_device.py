@@ -21,7 +21,17 @@ __all__ = ["connection_manager", "gids", "kernel_devices", "nodes", "ports", "pr
 
 _NO_DEVICE = warn("not checked: there is no device")
 _NO_LIBRARY = warn("not checked: the libraries do not load")
-_MAP = "into a container: --device=/dev/infiniband/rdma_cm --device=/dev/infiniband/uverbs0"
+_UVERBS = "`modprobe ib_uverbs`"
+_UCM = "`modprobe rdma_ucm`"
+#: By the errno of a node that cannot be opened.
+_REMEDIES = {
+    errno.EACCES: "its mode does not let this user read and write it: 0666 is usual, by "
+    "`chmod 0666 {node}` until the next boot, or by a udev rule",
+    errno.EPERM: "a control group does not let this process open it: in a container, map it by "
+    "--device={node}",
+    errno.EMFILE: "this process has too many open files: `ulimit -n`",
+    errno.ENFILE: "the machine has too many open files: `sysctl fs.file-max`",
+}
 
 
 def kernel_devices() -> Finding:
@@ -46,11 +56,17 @@ def providers() -> Finding:
     lost = [name for name in names if name not in usable]
     if not lost:
         return ok(f"libibverbs has a driver for {', '.join(names)}")
-    without_node = [name for name in lost if name not in sysfs.uverbs_nodes()]
+    offered = sysfs.uverbs_nodes()
+    without_node = [name for name in lost if name not in offered]
     verdict = warn if usable else fail
     if without_node:
         seen = f"{', '.join(without_node)}: the kernel offers no access for user space"
-        return verdict(seen, "`modprobe ib_uverbs`")
+        return verdict(seen, _UVERBS)
+    # libibverbs passes over a device whose node it does not find, whatever driver it has.
+    missing = [str(offered[name]) for name in lost if not offered[name].exists()]
+    if missing:
+        seen = f"not checked: {', '.join(missing)} missing"
+        return verdict(seen, "see `device nodes`, below")
     return verdict(
         f"libibverbs found no driver for {', '.join(lost)}",
         "install the providers: Debian/Ubuntu: apt install ibverbs-providers; Fedora/RHEL: "
@@ -64,8 +80,8 @@ def nodes() -> Finding:
         return _NO_DEVICE
     verbs = sysfs.uverbs_nodes()
     if not verbs:
-        return fail(f"{sysfs.CLASS_VERBS} is empty", "`modprobe ib_uverbs`")
-    manager = sysfs.DEV / "rdma_cm"
+        return fail(f"{sysfs.CLASS_VERBS} is empty", _UVERBS)
+    manager = _manager()
     troubles = {node: _trouble(node) for node in (manager, *verbs.values())}
     bad = [f"{node} {trouble[0]}" for node, trouble in troubles.items() if trouble]
     if not bad:
@@ -75,18 +91,31 @@ def nodes() -> Finding:
     return (warn if usable else fail)("; ".join(bad), "; ".join(kinds))
 
 
+def _manager() -> Path:
+    return sysfs.DEV / device_nodes.MANAGER
+
+
 def _trouble(node: Path) -> tuple[str, str] | None:
     """The fault of a node and its remedy; None for a good node."""
     if not node.exists():
-        return "is missing", f"`modprobe rdma_ucm`, or map it {_MAP}"
+        if node == _manager() and not sysfs.MANAGER_CLASS.exists():
+            return "is missing, as is its kernel module", _UCM
+        return "is missing, though the kernel has it", _to_map(node)
     if not node.is_char_device():
-        return "is no device", f"map it {_MAP}"
+        return "is no device", f"remove it; {_to_map(node)}"
     code = device_nodes.trouble(node)
     if not code:
         return None
-    if code in (errno.EACCES, errno.EPERM):
-        return "may not be opened by this user", device_nodes.NO_PERMISSION
-    return f"cannot be opened: {os.strerror(code)}", "look into `dmesg`"
+    seen = "may not be opened by this user" if code == errno.EACCES else "cannot be opened"
+    advice = _REMEDIES.get(code, "the kernel's log may tell why: `dmesg`")
+    return f"{seen}: {os.strerror(code)}", advice.format(node=node)
+
+
+def _to_map(node: Path) -> str:
+    advice = f"in a container, map it by --device={node}"
+    if numbers := sysfs.numbers_of(node):
+        advice += f"; elsewhere `mknod -m 666 {node} c {numbers[0]} {numbers[1]}`"
+    return advice
 
 
 def connection_manager() -> Finding:
@@ -97,10 +126,13 @@ def connection_manager() -> Finding:
         return _NO_LIBRARY
     try:
         EventChannel().close()
-    except FileNotFoundError as exc:
-        return fail(str(exc), f"`modprobe rdma_ucm`; map {sysfs.DEV}/rdma_cm {_MAP}")
-    except RdmaError as exc:
-        return fail(str(exc), exc.hint if exc.hint not in str(exc) else "")
+    except (OSError, RdmaError) as exc:
+        # librdmacm needs the nodes of both, and its errors do not name them.
+        troubles = {node: _trouble(node) for node in (_manager(), *sysfs.uverbs_nodes().values())}
+        if bad := [f"{node} {trouble[0]}" for node, trouble in troubles.items() if trouble]:
+            return fail("; ".join(bad), "see `device nodes`, above")
+        hint = getattr(exc, "hint", "")
+        return fail(str(exc), hint if hint not in str(exc) else "")
     return ok("an event channel can be made")
 
 
@@ -113,11 +145,17 @@ def ports() -> Finding:
     active = [port for port in found if port.active]
     if len(active) == len(found):
         return ok(seen)
-    advice = (
-        "Ethernet: `ip link set dev NETDEV up`; InfiniBand: is the cable in, does a subnet manager "
-        "run?"
-    )
+    advice = "; ".join(dict.fromkeys(_to_activate(port) for port in found if not port.active))
     return warn(seen, advice) if active else fail(seen, advice)
+
+
+def _to_activate(port: sysfs.Port) -> str:
+    if port.is_roce or port.is_iwarp:
+        netdev = sysfs.netdev(port.device, port.number) or "NETDEV"
+        return f"`ip link set dev {netdev} up`, and is the cable of {netdev} in?"
+    if port.state == "INIT":
+        return "does a subnet manager run (`opensm`, or in the switch)?"
+    return "is the cable in?"
 
 
 def gids() -> Finding:
@@ -127,6 +165,8 @@ def gids() -> Finding:
         return warn("not checked: no port is active")
     seen = ", ".join(f"{port.device} port {port.number}: {len(port.gids)}" for port in found)
     if not any(port.gids for port in found):
+        if not any(port.is_roce for port in found):
+            return fail(seen, "the kernel's log may tell why: `dmesg`")
         return fail(seen, "give the network interface an IP address: RoCE's GIDs follow from it")
     # RoCE makes a GID of each IP address; the connection manager needs one to find the device.
     lonely = [

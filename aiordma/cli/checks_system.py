@@ -34,13 +34,15 @@ _INSTALL = (
 _OLDEST_RDMA_CORE = 39
 _FEW_CONNECTIONS = 32
 _RAISE_MEMLOCK = (
-    "raise it: `ulimit -l unlimited`, memlock in /etc/security/limits.d, LimitMEMLOCK=infinity "
-    "in a systemd unit, --ulimit memlock=-1 for a container"
+    "memlock in /etc/security/limits.d and a new login, LimitMEMLOCK=infinity in a systemd unit, "
+    "--ulimit memlock=-1 for a container"
 )
-_ADVICE = (
-    f"{_RAISE_MEMLOCK}; or make connections that need less: slot_size, send_depth, recv_depth and "
-    "shared_slots of ConnectionConfig"
+_NEED_LESS = (
+    "or make connections that need less: slot_size, send_depth, recv_depth and shared_slots of "
+    "ConnectionConfig"
 )
+#: From here on the kernel copies pinned memory for a child by itself.
+_FORK_SAFE_KERNEL = (5, 12)
 _FEW_FILES = 1024
 
 
@@ -112,10 +114,25 @@ def locked_memory() -> Finding:
     each = plan_of(DEFAULTS).pinned
     fit = soft // each
     if not fit:
-        return fail(f"{seen}: a connection with default settings needs {_size(each)}", _ADVICE)
+        return fail(
+            f"{seen}: a connection with default settings needs {_size(each)}",
+            _to_raise(soft, hard),
+        )
     verdict = warn if fit < _FEW_CONNECTIONS else ok
     text = f"{seen}: room for {fit} connections with default settings, {_size(each)} each"
-    return verdict(text, _ADVICE if verdict is warn else "")
+    if verdict is warn:
+        text += "; large messages, reads and writes need more"
+    return verdict(text, _to_raise(soft, hard) if verdict is warn else "")
+
+
+def _to_raise(soft: int, hard: int) -> str:
+    """The ways to a higher limit; without privileges the hard limit is the most."""
+    ways = [_RAISE_MEMLOCK]
+    if hard == resource.RLIM_INFINITY:
+        ways.insert(0, "`ulimit -l unlimited` in this shell")
+    elif hard > soft:
+        ways.insert(0, f"`ulimit -l {hard // 1024}` in this shell")
+    return f"raise it: {', '.join(ways)}; {_NEED_LESS}"
 
 
 def _size(number: int) -> str:
@@ -130,6 +147,8 @@ def fork_variables() -> Finding:
     found = [name for name in ("RDMAV_FORK_SAFE", "IBV_FORK_SAFE") if name in os.environ]
     if not found:
         return ok("RDMAV_FORK_SAFE and IBV_FORK_SAFE are not set")
+    if _kernel() < _FORK_SAFE_KERNEL:
+        return ok(f"{' and '.join(found)} set, which Linux {platform.release()} needs for forks")
     return warn(
         f"{' and '.join(found)} set",
         "unset it: kernels since 5.12 need no help, and it takes the pages of registered buffers "
@@ -137,12 +156,19 @@ def fork_variables() -> Finding:
     )
 
 
+def _kernel() -> tuple[int, int]:
+    numbers = re.match(r"(\d+)\.(\d+)", platform.release())
+    return (int(numbers[1]), int(numbers[2])) if numbers else _FORK_SAFE_KERNEL
+
+
 def open_files() -> Finding:
     """Whether there is room for many connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     seen = f"{_count(soft)} (can be raised to {_count(hard)})"
     if soft != resource.RLIM_INFINITY and soft < _FEW_FILES:
-        return warn(seen, f"raise it for servers: `ulimit -n {_FEW_FILES}` or more")
+        if hard == resource.RLIM_INFINITY or hard >= _FEW_FILES:
+            return warn(seen, f"raise it for servers: `ulimit -n {_FEW_FILES}` or more")
+        return warn(seen, "raise it for servers: nofile in /etc/security/limits.d and a new login")
     return ok(seen)
 
 

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
+import importlib.util
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from aiordma.cli.output import print_hint, print_json, print_line, printable
+from aiordma.cli.output import print_hint, print_json, print_line, printable, rate_words
 from aiordma.cli.transfer import client
 from aiordma.cli.transfer.exchange import READ_LIMIT, Exchange, TransferError, closing, in_thread
 from aiordma.cli.transfer.folder import local_incoming, local_source
 from aiordma.cli.transfer.names import Remote, parse_remote, split_name
+from aiordma.cli.words import words_of
 from aiordma.errors import RdmaError
 from aiordma.streams import open_connection
 
 __all__ = ["plan", "run"]
 
-_MEBI = 1 << 20
-
 
 def run(source: str, destination: str, *, as_json: bool, quiet: bool, limit_s: float) -> int:
-    """Copy one file; one of the two is `HOST:PORT/NAME`.
+    """Copy one file; one of the two is `HOST:[PORT]/NAME`.
 
     Args:
         source: File to copy.
@@ -51,10 +50,10 @@ def run(source: str, destination: str, *, as_json: bool, quiet: bool, limit_s: f
             )
             size, digest, extra = asyncio.run(copy)
     except (OSError, RdmaError, TransferError) as exc:
-        print_hint(f"aiordma cp: {source} was not copied: {_words(exc)}")
+        print_hint(f"aiordma cp: {source} was not copied: {words_of(exc)}")
         if as_json:
             reason = exc.reason if isinstance(exc, TransferError) else "system"
-            print_json({"ok": False, "reason": reason, "error": _words(exc)})
+            print_json({"ok": False, "reason": reason, "error": words_of(exc)})
         return 1
     seconds = time.monotonic() - begun
     if as_json:
@@ -69,10 +68,10 @@ def run(source: str, destination: str, *, as_json: bool, quiet: bool, limit_s: f
         }
         print_json(result)
     elif show:
-        rate = size / _MEBI / max(seconds, 1e-9)
+        rate = rate_words(size / max(seconds, 1e-9))
         print_line(
             (f"{remote if is_put else local}", "bold"),
-            (f"  {size} bytes in {seconds:.2f} s ({rate:.1f} MiB/s)  sha256 {digest}", ""),
+            (f"  {size} bytes in {seconds:.2f} s ({rate})  sha256 {digest}", ""),
         )
     return 0
 
@@ -95,7 +94,10 @@ def plan(source: str, destination: str) -> tuple[Remote, Path, bool]:
         if destination.endswith("/") or local.is_dir():
             local /= split_name(remote.name)[-1]
     else:
-        msg = "one of the two is HOST:PORT/NAME, the other a local file (./NAME if need be)"
+        msg = (
+            "one of the two is HOST:/NAME or HOST:PORT/NAME, the other a local file (./NAME if "
+            "need be)"
+        )
         raise ValueError(msg)
     split_name(remote.name)
     return remote, local, to is not None
@@ -150,7 +152,7 @@ async def _connected(
 @contextlib.contextmanager
 def _progress(name: str, *, shown: bool) -> Iterator[_Bar]:
     """A bar if stderr is a terminal: called with the size, then with the bytes copied."""
-    if not shown or not sys.stderr.isatty():
+    if not (shown and sys.stderr.isatty() and importlib.util.find_spec("rich")):
         yield lambda _: None, lambda _: None
         return
     from rich.console import Console
@@ -158,12 +160,21 @@ def _progress(name: str, *, shown: bool) -> Iterator[_Bar]:
         BarColumn,
         DownloadColumn,
         Progress,
+        ProgressColumn,
+        Task,
         TextColumn,
         TimeRemainingColumn,
-        TransferSpeedColumn,
     )
+    from rich.text import Text
 
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    class Rate(ProgressColumn):
+        """As TransferSpeedColumn, which knows decimal units alone."""
+
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            return Text("?" if speed is None else rate_words(speed), style="progress.data.speed")
+
+    columns = (BarColumn(), DownloadColumn(binary_units=True), Rate(), TimeRemainingColumn())
     text = TextColumn("{task.description}", markup=False)
     with Progress(text, *columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(name, total=None)
@@ -171,10 +182,3 @@ def _progress(name: str, *, shown: bool) -> Iterator[_Bar]:
             lambda size: progress.update(task, total=size),
             lambda count: progress.advance(task, count),
         )
-
-
-def _words(exc: BaseException) -> str:
-    """The error in one line, with a hint if there is any."""
-    if isinstance(exc, OSError) and exc.filename is not None:
-        return f"{exc.filename}: {exc.strerror}"
-    return re.sub(r"^\[Errno \d+\] ", "", str(exc)) or type(exc).__name__

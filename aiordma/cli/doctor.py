@@ -1,15 +1,23 @@
-"""`aiordma doctor`: the parts of RDMA that are here or missing, each with a remedy."""
+"""`aiordma doctor`: the parts of RDMA that are here or missing, each with a remedy.
+
+With a peer, the way to it as well: peer.py.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import Callable
 
 from aiordma.cli import checks_device, checks_system
 from aiordma.cli.bounded import call_bounded
-from aiordma.cli.finding import Finding, Status, fail
+from aiordma.cli.finding import Finding, Status, fail, warn
 from aiordma.cli.output import print_json, print_line
+from aiordma.cli.ports import DEFAULT_PORT
 
-__all__ = ["CHECKS", "examine", "run"]
+__all__ = ["CHECKS", "LIMIT_S", "examine", "run"]
+
+LIMIT_S = 10.0
 
 #: In the order in which one thing needs another.
 CHECKS: dict[str, Callable[[], Finding]] = {
@@ -29,15 +37,43 @@ CHECKS: dict[str, Callable[[], Finding]] = {
 _STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
 
 
-def run(*, as_json: bool) -> int:
-    """Run all checks and print what they saw.
+def run(
+    *,
+    as_json: bool,
+    peer: str | None = None,
+    port: int = DEFAULT_PORT,
+    source: str | None = None,
+    limit_s: float = LIMIT_S,
+) -> int:
+    """Run all checks and print what they saw, each as soon as it is known.
+
+    Args:
+        as_json: Print all of it at the end, for programs.
+        peer: Name or address of a machine to which the way is checked, too; None for none.
+        port: Its port.
+        source: Local address to connect from; None lets routing choose.
+        limit_s: Seconds for each step on the wire.
 
     Returns:
         1 if a check failed, else 0; warnings do not count.
     """
-    findings = {name: examine(check) for name, check in CHECKS.items()}
-    failed = sum(finding.status is Status.FAIL for finding in findings.values())
-    warned = sum(finding.status is Status.WARN for finding in findings.values())
+    findings: dict[str, Finding] = {}
+
+    def told(name: str, finding: Finding) -> None:
+        findings[name] = finding
+        if not as_json:
+            _print(name, finding)
+
+    for name, check in CHECKS.items():
+        told(name, examine(check))
+    if peer is not None and _count(findings, Status.FAIL):
+        told("peer", warn(f"not checked: {peer}; this machine comes first"))
+    elif peer is not None:
+        # It needs RDMA.
+        from aiordma.cli.peer import Scene, examine_peer
+
+        asyncio.run(examine_peer(Scene(peer, port, limit_s, source), told))
+    failed, warned = (_count(findings, status) for status in (Status.FAIL, Status.WARN))
     if as_json:
         checks = [
             {
@@ -50,14 +86,22 @@ def run(*, as_json: bool) -> int:
         ]
         print_json({"ok": not failed, "checks": checks})
         return 1 if failed else 0
-    for name, finding in findings.items():
-        status = (f"{finding.status.value:4}  ", _STYLES[finding.status])
-        print_line(status, (f"{name:20}", "bold"), (finding.seen, ""))
-        if finding.advice:
-            print_line((f"{'':6}-> {finding.advice}", "cyan"))
-    verdict = "RDMA cannot be used like this" if failed else "RDMA can be used"
+    way = "" if peer is None else f" with {peer}"
+    verdict = f"RDMA{way} cannot be used like this" if failed else f"RDMA{way} can be used"
     print_line((f"{verdict}: {failed} failed, {warned} warnings", "bold"))
     return 1 if failed else 0
+
+
+def _count(findings: dict[str, Finding], status: Status) -> int:
+    return sum(finding.status is status for finding in findings.values())
+
+
+def _print(name: str, finding: Finding) -> None:
+    status = (f"{finding.status.value:4}  ", _STYLES[finding.status])
+    print_line(status, (f"{name:20}", "bold"), (finding.seen, ""))
+    if finding.advice:
+        print_line((f"{'':6}-> {finding.advice}", "cyan"))
+    sys.stdout.flush()
 
 
 def examine(check: Callable[[], Finding]) -> Finding:

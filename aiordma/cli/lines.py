@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -9,9 +10,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import TextIO
 
-__all__ = ["LineWriter"]
+from aiordma.cli.output import printable
+
+__all__ = ["LineWriter", "event_line"]
 
 _MOST_LINES = 1000
+
+
+def event_line(event: str, words: str, *, as_json: bool, **facts: object) -> str:
+    """A line about an event: the event and words, or a JSON object with the facts."""
+    return printable(json.dumps({"event": event, **facts}) if as_json else f"{event} {words}")
 
 
 class LineWriter:

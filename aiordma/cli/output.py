@@ -11,7 +11,9 @@ import json
 import sys
 from typing import Any
 
-__all__ = ["print_hint", "print_json", "print_line", "printable"]
+__all__ = ["print_hint", "print_json", "print_line", "printable", "rate_words"]
+
+_MEBI = 1 << 20
 
 
 def printable(text: str) -> str:
@@ -51,3 +53,8 @@ def print_hint(*lines: str) -> None:
     """Print a hint to standard error: it is no part of the output."""
     for line in lines:
         print(printable(line), file=sys.stderr)
+
+
+def rate_words(bytes_per_s: float) -> str:
+    """A rate in the unit that all commands have, MiB/s."""
+    return f"{bytes_per_s / _MEBI:.1f} MiB/s"

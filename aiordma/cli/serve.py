@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
 import sys
 from collections import Counter
@@ -18,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from aiordma.cli.lines import LineWriter
-from aiordma.cli.output import print_hint, printable
+from aiordma.cli.lines import LineWriter, event_line
+from aiordma.cli.output import print_hint
 from aiordma.cli.transfer.exchange import READ_LIMIT, Exchange, TransferError, closing
 from aiordma.cli.transfer.folder import Folder
 from aiordma.cli.transfer.frames import Reason
@@ -69,7 +68,9 @@ def run(
         return 1
     lines = LineWriter(
         sys.stdout,
-        lambda lost: _line(as_json, "lost", f"{lost} lines: nothing has read them", lines=lost),
+        lambda lost: event_line(
+            "lost", f"{lost} lines: nothing has read them", as_json=as_json, lines=lost
+        ),
     )
     try:
         service = Service(folder, writable, as_json, limit_s, most_clients, quota, lines.put)
@@ -81,10 +82,6 @@ def run(
         folder.close()
         lines.close()
     return 0
-
-
-def _line(as_json: bool, event: str, words: str, **facts: object) -> str:
-    return printable(json.dumps({"event": event, **facts}) if as_json else f"{event} {words}")
 
 
 @dataclass(eq=False, slots=True)
@@ -214,4 +211,4 @@ class Service:
         return out.task.cancel()
 
     def _say(self, event: str, words: str, **facts: object) -> None:
-        self._put(_line(self._as_json, event, words, **facts))
+        self._put(event_line(event, words, as_json=self._as_json, **facts))

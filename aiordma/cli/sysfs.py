@@ -15,15 +15,20 @@ __all__ = [
     "CLASS_VERBS",
     "DEV",
     "Port",
+    "MANAGER_CLASS",
     "device_names",
     "gid_netdev",
+    "gid_type",
     "netdev",
+    "numbers_of",
     "ports",
     "uverbs_nodes",
 ]
 
 CLASS = Path("/sys/class/infiniband")
 CLASS_VERBS = Path("/sys/class/infiniband_verbs")
+#: There, if the kernel has rdma_ucm, whether or not its node is in `DEV`.
+MANAGER_CLASS = Path("/sys/class/misc/rdma_cm")
 DEV = device_nodes.FOLDER
 _EMPTY_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 _TOOL_LIMIT_S = 5.0
@@ -37,15 +42,22 @@ class Port:
         device: Name of the device.
         number: From 1.
         state: In the kernel's word, such as `ACTIVE`.
-        gids: The GIDs that are set, as IPv6 addresses in the long form.
+        gid_table: The GIDs that are set: (index, IPv6 address in the long form).
         is_roce: Whether it is Ethernet and not iWARP.
+        is_iwarp: Whether it is iWARP.
     """
 
     device: str
     number: int
     state: str
-    gids: tuple[str, ...]
+    gid_table: tuple[tuple[int, str], ...]
     is_roce: bool
+    is_iwarp: bool
+
+    @property
+    def gids(self) -> tuple[str, ...]:
+        """The GIDs that are set, as IPv6 addresses in the long form."""
+        return tuple(gid for _, gid in self.gid_table)
 
     @property
     def active(self) -> bool:
@@ -80,6 +92,15 @@ def uverbs_nodes() -> dict[str, Path]:
     return found
 
 
+def numbers_of(node: Path) -> tuple[int, int] | None:
+    """Major and minor number that the kernel has for a node in `DEV`; None if it has none."""
+    folder = MANAGER_CLASS if node.name == device_nodes.MANAGER else CLASS_VERBS / node.name
+    major, _, minor = _read(folder / "dev").partition(":")
+    if major.isdecimal() and minor.isdecimal():
+        return int(major), int(minor)
+    return None
+
+
 def ports(device: str) -> list[Port]:
     """The ports of a device."""
     folder = CLASS / device / "ports"
@@ -89,16 +110,22 @@ def ports(device: str) -> list[Port]:
         port = folder / str(number)
         # "4: ACTIVE"
         state = _read(port / "state").rpartition(":")[2].strip() or "unknown"
-        gids = (_read(port / "gids" / index) for index in _names(port / "gids"))
-        used = tuple(gid for gid in gids if gid and gid != _EMPTY_GID)
+        indexes = sorted(int(name) for name in _names(port / "gids") if name.isdecimal())
+        gids = ((index, _read(port / "gids" / str(index))) for index in indexes)
+        used = tuple((index, gid) for index, gid in gids if gid and gid != _EMPTY_GID)
         is_roce = _read(port / "link_layer") == "Ethernet" and not is_iwarp
-        found.append(Port(device, number, state, used, is_roce))
+        found.append(Port(device, number, state, used, is_roce, is_iwarp))
     return found
 
 
 def gid_netdev(device: str, port: int, index: int) -> str:
     """Network interface of a GID, or an empty text."""
     return _read(CLASS / device / "ports" / str(port) / "gid_attrs" / "ndevs" / str(index))
+
+
+def gid_type(device: str, port: int, index: int) -> str:
+    """The kernel's word for the type of a GID, or an empty text."""
+    return _read(CLASS / device / "ports" / str(port) / "gid_attrs" / "types" / str(index))
 
 
 def netdev(device: str, port: int) -> str:

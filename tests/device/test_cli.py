@@ -1,17 +1,25 @@
-"""`aiordma devices` and `aiordma doctor` where a device is."""
+"""`aiordma devices`, `gids` and `doctor` where a device is."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aiordma import devices as verbs_devices
+from tests.device.terminal import plain, terminal
+
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
 LIMIT_S = 60
+PAGE = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
 WITHOUT_CLICK = "import sys; sys.modules['click'] = None; from aiordma.cli.__main__ import main; "
 
 
@@ -77,8 +85,66 @@ def test_doctor_finds_nothing_wrong(device_name: str) -> None:
     assert done.stdout.splitlines()[-1].startswith("RDMA can be used: 0 failed")
 
 
+def test_gids_are_those_of_libibverbs(device_name: str, is_siw: bool) -> None:
+    done = aiordma("gids", "--json", device_name)
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
+    with verbs_devices()[0].open() as context:
+        table = [
+            (entry.port, entry.index, socket.inet_ntop(socket.AF_INET6, entry.gid))
+            for entry in context.gid_table()
+        ]
+    assert [(gid["port"], gid["index"], gid["gid"]) for gid in told] == table
+    assert {gid["type"] for gid in told} == {"iWARP" if is_siw else "RoCE v2"}
+    assert {gid["netdev"] for gid in told} == {"dummy0"}
+
+
+def test_gids_as_on_the_page(device_name: str, address: str, is_siw: bool) -> None:
+    (block,) = re.findall(r"^```text\n\$ aiordma gids\n(.*?)^```$", PAGE, re.M | re.S)
+    printed = block.replace("10.80.0.1", address).splitlines()
+    done = aiordma("gids")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == printed[0].split()
+    if is_siw:
+        assert lines[1].split()[:3] == [device_name, "1", "0"]
+        assert lines[1].split()[4:] == ["iWARP", "-", "dummy0"]
+        return
+    for line, wanted in zip(lines, printed, strict=True):
+        pattern = r"\s+".join(re.escape(word).replace(r"\.\.\.", r"\S+") for word in wanted.split())
+        assert re.fullmatch(pattern, line), (line, wanted)
+
+
+def test_gids_in_a_terminal(device_name: str) -> None:
+    with terminal([sys.executable, "-W", "error", "-m", "aiordma", "gids"]) as screen:
+        assert screen.end() == 0
+        assert "\x1b[" in screen.screen
+        assert plain(screen.screen) == aiordma("gids").stdout
+
+
+@pytest.mark.parametrize("node", ["uverbs0", "rdma_cm"])
+def test_a_node_that_is_not_mapped(node: str) -> None:
+    """As in a container: no module and no package is missing, and none is named."""
+    path, aside = Path("/dev/infiniband") / node, Path("/dev/infiniband/aside")
+    path.rename(aside)
+    try:
+        done = aiordma("doctor", "--json")
+    finally:
+        aside.rename(path)
+    assert done.returncode == 1
+    found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert found["device nodes"]["seen"] == f"{path} is missing, though the kernel has it"
+    numbers = path.stat().st_rdev
+    command = f"`mknod -m 666 {path} c {os.major(numbers)} {os.minor(numbers)}`"
+    assert command in found["device nodes"]["advice"]
+    assert f"--device={path}" in found["device nodes"]["advice"]
+    assert found["connection manager"]["status"] == "FAIL"
+    words = " ".join(f"{check['seen']} {check['advice']}" for check in found.values())
+    assert not any(word in words for word in ("modprobe", "apt", "dnf", "run `aiordma doctor`"))
+
+
 def test_both_command_lines_say_the_same() -> None:
-    for command in ("doctor", "devices"):
+    for command in ("doctor", "devices", "gids"):
         with_click = aiordma(command, "--json")
         without = run("-c", f"{WITHOUT_CLICK}sys.exit(main(['{command}', '--json']))")
         assert without.stderr == with_click.stderr == ""

@@ -8,7 +8,7 @@ import filecmp
 import hashlib
 import json
 import os
-import pty
+import re
 import select
 import signal
 import subprocess
@@ -22,6 +22,9 @@ from typing import Any, Protocol
 import pytest
 
 from aiordma.cli.__main__ import main
+from aiordma.cli.ports import DEFAULT_PORT
+from tests.device.commands import running
+from tests.device.terminal import CTRL_C, plain, terminal
 
 # Processes of their own, whatever the tests' loop: once on each device is enough.
 pytestmark = [pytest.mark.device, pytest.mark.slow]
@@ -274,27 +277,70 @@ def test_ctrl_c_of_a_get_leaves_nothing(address: str, tmp_path: Path) -> None:
         assert server.line()["event"] == "failed"
 
 
-def test_progress_is_for_eyes(address: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("term", ["xterm", "linux", ""])
+def test_progress_is_for_eyes(address: str, tmp_path: Path, term: str) -> None:
+    """A bar in a terminal, in the unit of the last line, and in colors."""
     make(tmp_path / "file", 4 << 20)
     with serving(tmp_path / "served", address, "--writable") as server:
-        ours, theirs = pty.openpty()
-        copy = subprocess.Popen(
+        words = [*COMMAND, "cp", str(tmp_path / "file"), f"{server.at}/x"]
+        with terminal(words, TERM=term) as screen:
+            assert screen.end() == 0
+        text = plain(screen.screen)
+        assert "\u2501" in text, "the bar"
+        assert "/4.2 MiB" not in text
+        assert re.search(r"/4\.0 MiB", text)
+        assert re.search(r"\d MiB/s", text)
+        assert not re.search(r"[kMG]B", text)
+        last = text.rstrip("\n").rpartition("\n")[2]
+        assert re.search(r"4194304 bytes in \d+\.\d\d s \(\d+\.\d MiB/s\)  sha256 ", last)
+
+
+def test_no_progress_in_a_pipe(address: str, tmp_path: Path) -> None:
+    make(tmp_path / "file", 4 << 20)
+    with serving(tmp_path / "served", address, "--writable") as server:
+        done = subprocess.run(
             [*COMMAND, "cp", str(tmp_path / "file"), f"{server.at}/x"],
-            stdout=subprocess.PIPE,
-            stderr=theirs,
+            capture_output=True, check=False, text=True, timeout=LIMIT_S,
             env={**os.environ, "TERM": "xterm"},
-        )
-        os.close(theirs)
-        seen = b""
-        with contextlib.suppress(OSError):  # EIO: nobody has the other end any more
-            while data := os.read(ours, 4096):
-                seen += data
-        os.close(ours)
-        out, _ = copy.communicate(timeout=LIMIT_S)
-        assert copy.returncode == 0
-        assert b"file" in seen
-        assert b"MB/s" in seen or b"kB/s" in seen or b"?" in seen
-        assert b"\x1b" not in out
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("\n") == 1
+    assert "\x1b" not in done.stdout
+
+
+def test_ctrl_c_in_a_terminal(address: str, tmp_path: Path) -> None:
+    large = make_large(tmp_path / "large")
+    with serving(tmp_path / "served", address, "--writable") as server:
+        with terminal([*COMMAND, "cp", large, f"{server.at}/x"], TERM="xterm") as screen:
+            screen.until("MiB/s")
+            screen.press(CTRL_C)
+            assert screen.end() == 130
+        assert "Traceback" not in screen.screen
+        assert server.line()["event"] == "failed"
+        assert os.listdir(server.folder) == []
+
+
+def test_the_default_port(address: str, tmp_path: Path, cp: Copy) -> None:
+    make(tmp_path / "file", 10)
+    (tmp_path / "served").mkdir()
+    words = ("serve", str(tmp_path / "served"), "--host", address, "--writable")
+    with running(*words) as server:
+        assert server.line() == f"listening on {address} {DEFAULT_PORT}"
+        assert cp("-q", str(tmp_path / "file"), f"{address}:/") == (0, "", "")
+        assert cp("-q", f"{address}:/file", str(tmp_path / "back")) == (0, "", "")
+        assert same(tmp_path / "file", tmp_path / "back")
+        assert server.end().status == 0
+
+
+def test_a_server_of_another_kind(address: str, tmp_path: Path, cp: Copy) -> None:
+    with running("echo", "--host", address) as server:
+        server.line()
+        status, out, err = cp(f"{address}:/x", str(tmp_path / "x"))
+    assert (status, out) == (1, "")
+    assert err == (
+        f"aiordma cp: {address}:/x was not copied: a listener for messages is there, such as "
+        "`aiordma echo`, and no `aiordma serve`\n"
+    )
 
 
 def test_g02_a_server_whose_lines_are_not_read_goes_on(

@@ -53,7 +53,7 @@ def test_the_report_has_every_line(loop_name: str, is_siw: bool) -> None:
         r"engine +(uml|qemu|host)",
         rf"event loop +{loop_name}",
         r"bytes +71680 .*",
-        r"throughput +\d+\.\d MB/s.*",
+        r"throughput +\d+\.\d MiB/s.*",
         r"round trip +p50 \d+\.\d us, p99 \d+\.\d us \(20 pings of 64 bytes\)",
         r"sha256 match: [0-9a-f]{64} arrived",
     ):

@@ -9,14 +9,14 @@ from typing import Any
 import click
 
 from aiordma.cli.perf.options import APIS, LOOPS, METRICS, TESTS, WAITS, Plan
+from aiordma.cli.ports import DEFAULT_PORT
 
 __all__ = ["perf"]
 
-_PORT = 18515
 _ITERS = 1000
 
 
-@click.command("perf")
+@click.command("perf", short_help="Measure latency, bandwidth or message rate.")
 @click.argument("test", required=False, type=click.Choice(TESTS))
 @click.argument("metric", required=False, type=click.Choice(METRICS))
 @click.argument("host", required=False)
@@ -31,7 +31,7 @@ _ITERS = 1000
     "-p",
     "--port",
     type=click.IntRange(0, 0xFFFF),
-    default=_PORT,
+    default=DEFAULT_PORT,
     show_default=True,
     help="Listen on, or connect to, this port.",
 )

@@ -1,16 +1,18 @@
-"""Names of files: those of a server, and `HOST:PORT/NAME` on the command line."""
+"""Names of files: those of a server, and `HOST:[PORT]/NAME` on the command line."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
+from aiordma.cli.ports import DEFAULT_PORT
+
 __all__ = ["Remote", "parse_remote", "split_name"]
 
 _MOST_BYTES = 4096
 _MOST_BYTES_OF_A_PART = 255
 _REMOTE = re.compile(
-    r"(?:\[(?P<ipv6>[^\[\]/]+)\]|(?P<host>[^:/\[\]]+)):(?P<port>[0-9]+)/(?P<name>.*)", re.DOTALL
+    r"(?:\[(?P<ipv6>[^\[\]/]+)\]|(?P<host>[^:/\[\]]+)):(?P<port>[0-9]*)/(?P<name>.*)", re.DOTALL
 )
 
 
@@ -36,13 +38,15 @@ class Remote:
 def parse_remote(text: str) -> Remote | None:
     """`HOST:PORT/NAME` or `[IPV6]:PORT/NAME`; None for any other text, which is a local path.
 
+    Without PORT, as in `HOST:/NAME`, it is the default port.
+
     Raises:
         ValueError: The port is none.
     """
     found = _REMOTE.fullmatch(text)
     if found is None:
         return None
-    port = int(found["port"])
+    port = int(found["port"] or DEFAULT_PORT)
     if not 1 <= port <= 0xFFFF:
         msg = f"port {port} of {text} is not in 1..65535"
         raise ValueError(msg)

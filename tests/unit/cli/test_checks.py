@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import platform
 import resource
 import threading
 from pathlib import Path
@@ -63,7 +65,7 @@ def test_a_healthy_machine(machine: Machine) -> None:
 
 def test_a_missing_provider(machine: Machine) -> None:
     machine.add()
-    machine.add_node("uverbs0", "rxe0")
+    machine.add_node("uverbs0", "rxe0", made=True)
     found = checks_device.providers()
     assert found.status is Status.FAIL
     assert "ibverbs-providers" in found.advice
@@ -77,14 +79,47 @@ def test_a_missing_kernel_module(machine: Machine) -> None:
         assert "modprobe ib_uverbs" in found.advice
 
 
-def test_a_missing_node(machine: Machine) -> None:
+def test_a_missing_node_of_a_device_is_no_missing_driver(machine: Machine) -> None:
+    """As in a container into which it is not mapped: no module and no package is missing."""
     machine.add()
     machine.add_node("uverbs0", "rxe0")
+    machine.add_manager(made=True)
+    node = f"{machine.dev}/uverbs0"
+    found = checks_device.nodes()
+    assert found.status is Status.FAIL
+    assert found.seen == f"{node} is missing, though the kernel has it"
+    assert found.advice == (
+        f"in a container, map it by --device={node}; elsewhere `mknod -m 666 {node} c 231 192`"
+    )
+    found = checks_device.providers()
+    assert found.status is Status.FAIL
+    assert found.seen == f"not checked: {node} missing"
+    assert "install" not in found.advice
+
+
+def test_a_missing_node_of_the_manager(machine: Machine) -> None:
+    machine.add()
+    machine.add_node("uverbs0", "rxe0", made=True)
+    found = checks_device.nodes()
+    assert found.seen == f"{machine.dev}/rdma_cm is missing, as is its kernel module"
+    assert found.advice == "`modprobe rdma_ucm`"
+    machine.add_manager()
+    found = checks_device.nodes()
+    assert "though the kernel has it" in found.seen
+    assert f"--device={machine.dev}/rdma_cm" in found.advice
+    assert f"`mknod -m 666 {machine.dev}/rdma_cm c 10 256`" in found.advice
+    assert "modprobe" not in found.advice
+
+
+def test_a_node_that_is_none(machine: Machine) -> None:
+    machine.add()
+    machine.add_node("uverbs0", "rxe0")
+    machine.add_manager(made=True)
     (machine.dev / "uverbs0").write_text("")
     found = checks_device.nodes()
     assert found.status is Status.FAIL
-    assert found.seen == f"{machine.dev}/rdma_cm is missing; {machine.dev}/uverbs0 is no device"
-    assert "--device=/dev/infiniband/rdma_cm" in found.advice
+    assert found.seen == f"{machine.dev}/uverbs0 is no device"
+    assert found.advice.startswith("remove it; ")
 
 
 def test_a_link_that_is_down(machine: Machine) -> None:
@@ -95,6 +130,15 @@ def test_a_link_that_is_down(machine: Machine) -> None:
     found = checks_device.ports()
     assert found.status is Status.WARN
     assert found.seen == "rxe0 port 1 DOWN, rxe1 port 1 ACTIVE"
+    assert found.advice == "`ip link set dev dummy0 up`, and is the cable of dummy0 in?"
+
+
+def test_a_link_of_infiniband_that_is_down(machine: Machine) -> None:
+    for state, words in (("1: DOWN", "cable"), ("2: INIT", "subnet manager")):
+        port = machine.add("mlx5_0" if state == "1: DOWN" else "mlx5_1", state=state)
+        (port / "link_layer").write_text("InfiniBand\n")
+        assert words in checks_device.ports().advice
+        assert "ip link" not in checks_device.ports().advice
 
 
 def test_roce_without_an_ip_address(machine: Machine) -> None:
@@ -124,24 +168,28 @@ INFINITY = resource.RLIM_INFINITY
 
 
 @pytest.mark.parametrize(
-    ("limits", "status"),
+    ("limits", "status", "command"),
     [
-        ((INFINITY, INFINITY), Status.OK),
-        ((0, INFINITY), Status.FAIL),
-        ((32768, 32768), Status.FAIL),  # less than a connection needs
-        ((65536, 65536), Status.WARN),
-        ((8 << 20, 8 << 20), Status.OK),
-        ((1 << 30, INFINITY), Status.OK),
+        ((INFINITY, INFINITY), Status.OK, ""),
+        ((0, INFINITY), Status.FAIL, "`ulimit -l unlimited`"),
+        ((32768, 32768), Status.FAIL, ""),  # less than a connection needs
+        ((65536, 65536), Status.WARN, ""),
+        ((65536, 8 << 20), Status.WARN, "`ulimit -l 8192`"),
+        ((8 << 20, 8 << 20), Status.OK, ""),
+        ((1 << 30, INFINITY), Status.OK, ""),
     ],
 )
 def test_locked_memory(
-    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], status: Status
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], status: Status, command: str
 ) -> None:
+    """`ulimit` raises it to the hard limit and no further."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
     monkeypatch.setattr(checks_system, "may_lock", lambda: False)
     found = checks_system.locked_memory()
     assert found.status is status
-    assert ("ulimit -l unlimited" in found.advice) is (status is not Status.OK)
+    assert ("limits.d" in found.advice) is (status is not Status.OK)
+    assert command in found.advice
+    assert ("ulimit -l" in found.advice) is bool(command)
 
 
 @pytest.mark.parametrize("room", [0, 1, 3, 31, 32])
@@ -170,34 +218,53 @@ def test_b03_the_size_follows_the_settings(monkeypatch: pytest.MonkeyPatch) -> N
     assert "room for 2 connections" in checks_system.locked_memory().seen
 
 
-@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM])
-def test_b02_a_node_without_permission(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, code: int
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (errno.EACCES, "0666"),
+        (errno.EPERM, "--device="),
+        (errno.EMFILE, "`ulimit -n`"),
+        (errno.EIO, "dmesg"),
+    ],
+)
+@pytest.mark.parametrize("name", ["rdma_cm", "uverbs0"])
+def test_b02_a_node_that_cannot_be_opened(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, name: str, code: int, remedy: str
 ) -> None:
+    def refused() -> None:
+        raise os_error(errno.ENOENT, "rdma_create_event_channel")
+
     machine.add()
-    machine.add_node("uverbs0", "rxe0")
-    for name in ("rdma_cm", "uverbs0"):
-        (machine.dev / name).symlink_to("/dev/null")
-    monkeypatch.setattr(device_nodes, "trouble", lambda node: code if node.name == "uverbs0" else 0)
+    machine.add_node("uverbs0", "rxe0", made=True)
+    machine.add_manager(made=True)
+    monkeypatch.setattr(device_nodes, "trouble", lambda node: code if node.name == name else 0)
     found = checks_device.nodes()
     assert found.status is Status.FAIL
-    assert found.seen == f"{machine.dev}/uverbs0 may not be opened by this user"
-    assert "0666" in found.advice
-    assert "modprobe" not in found.advice
+    assert found.seen.startswith(f"{machine.dev}/{name} ")
+    assert found.seen.endswith(os.strerror(code))
+    assert remedy in found.advice
+    assert "{" not in found.advice
+    monkeypatch.setattr(checks_device, "EventChannel", refused)
+    manager = checks_device.connection_manager()
+    assert manager.status is Status.FAIL
+    assert manager.seen == found.seen
+    assert manager.advice == "see `device nodes`, above"
+    for each in (found, manager):
+        assert "modprobe" not in f"{each.seen} {each.advice}"
 
 
-def test_b02_a_manager_without_permission(
+def test_a_manager_that_fails_with_good_nodes(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused() -> None:
-        raise os_error(errno.EACCES, "rdma_create_event_channel")
+        raise os_error(errno.EMFILE, "rdma_create_event_channel")
 
     machine.add()
+    machine.add_node("uverbs0", "rxe0", made=True)
+    machine.add_manager(made=True)
     monkeypatch.setattr(checks_device, "EventChannel", refused)
     found = checks_device.connection_manager()
-    assert found.status is Status.FAIL
-    assert "0666" in f"{found.seen} {found.advice}"
-    assert "modprobe" not in f"{found.seen} {found.advice}"
+    assert "`ulimit -n`" in f"{found.seen} {found.advice}"
 
 
 @pytest.mark.parametrize(
@@ -222,6 +289,9 @@ def test_few_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     found = checks_system.open_files()
     assert found.status is Status.WARN
     assert found.seen == "256 (can be raised to 4096)"
+    assert "`ulimit -n 1024`" in found.advice
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
+    assert "ulimit" not in checks_system.open_files().advice
 
 
 @pytest.fixture
@@ -239,3 +309,6 @@ def test_fork_variables(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     found = checks_system.fork_variables()
     assert found.status is Status.WARN
     assert found.seen == f"{name} set"
+    monkeypatch.setattr(platform, "release", lambda: "5.10.0-28-amd64")
+    found = checks_system.fork_variables()
+    assert found.status is Status.OK, "older kernels need it"

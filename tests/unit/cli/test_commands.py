@@ -10,9 +10,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from aiordma.cli import bounded, devices, doctor
 from aiordma.cli.__main__ import main
+from aiordma.cli.app import aiordma
+from aiordma.cli.ports import DEFAULT_PORT
 
 from .machine import Machine
 
@@ -28,7 +31,7 @@ class Blocker:
         if name == "aiordma._ffi._rdma":
             raise ImportError("librdmacm.so.1: cannot open shared object file")
         if name == "click":
-            raise ModuleNotFoundError(name)
+            raise ModuleNotFoundError(name, name=name)
         return None
 
 sys.meta_path.insert(0, Blocker())
@@ -97,13 +100,82 @@ def test_devices_for_programs(
 # ---- the command line ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [[], ["dance"], ["doctor", "--dance"], ["devices", "rxe0"]])
+@pytest.mark.parametrize(
+    "words", [[], ["--dance"], ["doctor", "--dance"], ["devices", "rxe0"], ["gids", "a", "b"]]
+)
 def test_wrong_words(parser: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     assert "sage: aiordma" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--help"], ["doctor", "--help"], ["--version"]])
+@pytest.mark.parametrize("word", ["dance", "ping", "echo", "cp", "serve", "perf"])
+def test_without_click_one_line_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], word: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "click", None)
+    monkeypatch.delitem(sys.modules, "aiordma.cli.app", raising=False)
+    assert main([word, "10.80.0.1", "-c", "1"]) == 2
+    assert capsys.readouterr() == (
+        "",
+        "aiordma: only devices, doctor, gids work here: click is not installed; all commands: "
+        "pip install 'aiordma[cli]'\n",
+    )
+
+
+def test_another_module_that_is_missing_is_not_taken_for_click(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "aiordma.cli.perf.command", None)
+    monkeypatch.delitem(sys.modules, "aiordma.cli.app", raising=False)
+    with pytest.raises(ModuleNotFoundError, match=r"perf\.command"):
+        main(["doctor"])
+
+
+def test_the_commands_that_the_rest_of_the_group_names() -> None:
+    """Each with a docstring, and each with the same letters for help."""
+    assert set(aiordma.commands) >= {
+        "cp", "devices", "doctor", "echo", "gids", "perf", "ping", "serve"
+    }  # fmt: skip
+    runner = CliRunner()
+    for name, command in aiordma.commands.items():
+        assert command.help, name
+        answers = [runner.invoke(aiordma, [name, word]) for word in ("-h", "--help")]
+        assert [answer.exit_code for answer in answers] == [0, 0]
+        assert answers[0].output == answers[1].output
+        assert answers[0].output.startswith(f"Usage: aiordma {name} ")
+
+
+def test_one_port_for_all() -> None:
+    ports = {
+        name: option.default
+        for name, command in aiordma.commands.items()
+        for option in command.params
+        if option.name == "port"
+    }
+    assert ports == dict.fromkeys(("doctor", "echo", "perf", "ping", "serve"), DEFAULT_PORT)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("ping",), ("ping", "a", "b"), ("ping", "-c", "0", "a"), ("ping", "-i", "0", "a"),
+        ("ping", "-s", "-1", "a"), ("ping", "-s", "67108865", "a"), ("ping", "-W", "0", "a"),
+        ("ping", "-W", "nan", "a"), ("ping", "-i", "inf", "a"), ("ping", "--port", "0", "a"),
+        ("echo", "a"), ("echo", "--max-clients", "0"), ("echo", "--port", "65536"),
+        ("doctor", "a", "b"), ("doctor", "--port", "0", "a"), ("doctor", "--timeout", "0", "a"),
+        ("serve",), ("cp", "a"),
+    ],
+)  # fmt: skip
+def test_wrong_options(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(list(words)) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert "Error: " in err
+
+
+@pytest.mark.parametrize(
+    "words", [["-h"], ["--help"], ["doctor", "-h"], ["gids", "--help"], ["--version"]]
+)
 def test_questions(parser: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 0
     out, err = capsys.readouterr()
@@ -171,7 +243,15 @@ def test_devices_that_hang(
 
 @pytest.mark.parametrize(
     "words",
-    [("a", "b"), ("h:1/a", "h:1/b"), ("h:0/a", "b"), ("h:1/", "b"), ("a",), ("a", "h:1/..")],
+    [
+        ("a", "b"),
+        ("h:1/a", "h:1/b"),
+        ("h:0/a", "b"),
+        ("h:/", "b"),
+        ("h:1/", "b"),
+        ("a",),
+        ("a", "h:1/.."),
+    ],
 )
 def test_wrong_words_for_cp(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cp", *words]) == 2

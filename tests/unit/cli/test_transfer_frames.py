@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiordma.cli.ports import DEFAULT_PORT
 from aiordma.cli.transfer.frames import (
     HEADER_SIZE,
     MOST_DATA,
@@ -134,10 +135,26 @@ def test_names_on_a_server(text: str, remote: Remote) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["x", "./host:1/x", "/host:1/x", "host:/x", "host:1", "host:x/1", "a/b:1/x", "::1:2/x"]
+    "text",
+    [
+        "x",
+        "./host:1/x",
+        "./host:/x",
+        "/host:1/x",
+        "host:1",
+        "host:",
+        "host:x/1",
+        "a/b:1/x",
+        "::1:2/x",
+    ],
 )
 def test_local_names(text: str) -> None:
     assert parse_remote(text) is None
+
+
+def test_the_default_port() -> None:
+    assert parse_remote("host:/a/b") == Remote("host", DEFAULT_PORT, "a/b")
+    assert parse_remote("[fd80::1]:/") == Remote("fd80::1", DEFAULT_PORT, "")
 
 
 @pytest.mark.parametrize("text", ["host:0/x", "host:65536/x"])

@@ -1,0 +1,8 @@
+"""The port that every command listens on, or connects to, unless it is told another."""
+
+from __future__ import annotations
+
+__all__ = ["DEFAULT_PORT"]
+
+#: perftest's number, too; a port of the connection manager, which TCP's are no part of.
+DEFAULT_PORT = 18515
