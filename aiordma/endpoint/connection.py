@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 import sys
 import warnings
 from collections.abc import Callable, Coroutine
@@ -65,6 +64,7 @@ from aiordma.errors import (
 )
 from aiordma.link.ending import Ending, LastSteps
 from aiordma.link.keepalive import Keepalive, loop_id
+from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.memory.remote import RemoteRegion
@@ -75,7 +75,7 @@ from aiordma.verbs.wr import SGE
 
 __all__ = ["Connection", "ConnectionStats"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of("connection")
 _UNLIMITED = 1 << 60
 #: Names of the limit of silence, for the error of a connection that is given up.
 _SILENCE = "idle_timeout_s of this side's ConnectionConfig"

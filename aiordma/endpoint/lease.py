@@ -15,13 +15,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
-import logging
 from typing import Any
 
 from aiordma.arguments import check_seconds
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.outcome import Outcome
 from aiordma.errors import NotSupportedError
+from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_loop
 from aiordma.memory.remote import RemoteRegion
@@ -31,7 +31,7 @@ from aiordma.verbs.mr import MemoryRegion, check_memory
 
 __all__ = ["Lease", "rights_of"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of("memory")
 _WRITES = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 _REVOKE_S = 30.0
 

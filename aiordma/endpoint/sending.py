@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 
@@ -31,6 +30,7 @@ from aiordma.endpoint.link import Link
 from aiordma.endpoint.outcome import Outcome, stalled_error
 from aiordma.endpoint.wire import FrameKind
 from aiordma.link.ending import Ending
+from aiordma.logs import log_of
 from aiordma.loop import background
 from aiordma.loop.empty import EMPTY
 from aiordma.loop.limit import Limit
@@ -38,7 +38,7 @@ from aiordma.loop.timers import Timer, call_later, now
 
 __all__ = ["Goodbye", "Sender"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of("connection")
 
 
 class Sender:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from typing import Any, Protocol, TypeVar
@@ -39,11 +38,12 @@ from aiordma.link.limits import ListenerLimits
 from aiordma.link.listening import Shortages, listen_on
 from aiordma.link.refusal import RefusalReason, refusal
 from aiordma.link.source import source_of
+from aiordma.logs import log_of
 from aiordma.loop import background
 
 __all__ = ["Acceptor", "Request"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of("listener")
 # The kernel's backlog is for the moment until a request is fetched; if it were the limit, a refusal
 # for want of room would come without a reason.  So much the kernel allows by default
 # (net.rdma_ucm.max_backlog).

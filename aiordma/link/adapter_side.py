@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -32,6 +31,7 @@ from aiordma.errors import (
     completion_error,
 )
 from aiordma.link.completions import Completions
+from aiordma.logs import log_of
 from aiordma.loop import fork
 from aiordma.loop.limit import Limit
 from aiordma.loop.slots import sub_index
@@ -43,7 +43,7 @@ from aiordma.verbs.wc import WCRecord
 
 __all__ = ["AdapterSide", "Closing", "Owner"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of("connection")
 _FLUSH_GRACE_S = 0.5
 _REASON_S = 2.0  # on a busy machine it can take long to come
 _DESTROY_S = 5.0

@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from aiordma.link.adapter_side import AdapterSide
+from aiordma.logs import log_of
 from aiordma.loop import background
 from aiordma.loop.limit import Limit
 
 __all__ = ["Ending", "LastSteps"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of("connection")
 _DISCONNECT_S = 1.0
 
 

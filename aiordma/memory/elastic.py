@@ -16,11 +16,11 @@ Theory of operation
 from __future__ import annotations
 
 import functools
-import logging
 import mmap
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from aiordma.logs import log_of
 from aiordma.memory.arena import Arena
 from aiordma.memory.budget import Share
 from aiordma.verbs.enums import Access
@@ -29,7 +29,7 @@ from aiordma.verbs.pd import ProtectionDomain
 
 __all__ = ["ElasticArena", "Keeper"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of("memory")
 
 
 class Keeper(Protocol):

@@ -16,7 +16,6 @@ import asyncio
 import contextvars
 import errno
 import functools
-import logging
 import socket
 import ssl as ssl_module
 import sys
@@ -38,6 +37,7 @@ from aiordma.link.refusal import RefusalReason, begins_hello
 from aiordma.link.source import source_of
 from aiordma.link.stream_sockets import listening_socket, only_ipv6, take_place
 from aiordma.link.transport_socket import RdmaTransportSocket
+from aiordma.logs import log_of
 from aiordma.loop import fork, registry
 from aiordma.loop.limit import PatientLimit
 from aiordma.loop.raised import ENDS_THE_LOOP
@@ -53,7 +53,7 @@ from aiordma.streams.transport import RdmaTransport
 
 __all__ = ["RdmaServer", "create_server", "start_server"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of("listener")
 
 
 class RdmaServer(asyncio.AbstractServer):

@@ -26,7 +26,6 @@ import asyncio
 import contextvars
 import errno
 import functools
-import logging
 import sys
 import warnings
 import weakref
@@ -41,6 +40,7 @@ from aiordma.cm.step import Stage
 from aiordma.errors import ConnectionLostError, ProtocolError, cm_error
 from aiordma.link.keepalive import Keepalive
 from aiordma.link.stream_sockets import stream_socket
+from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_thread, from_finalizer
 from aiordma.loop.timers import now
@@ -53,7 +53,7 @@ from aiordma.streams.stream_port import StreamPort
 
 __all__ = ["RdmaTransport"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of("stream")
 _WARN_AFTER = 5  # calls of write() after the end
 
 
