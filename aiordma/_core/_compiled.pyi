@@ -653,7 +653,8 @@ class CMEvents:
 
 def totals() -> tuple[int, int, int, int, int, int, int, int, int]:
     """Messages sent, bytes sent, messages and bytes received, bytes read and written, atomics, and
-    bytes sent and received of streams."""
+    bytes sent and received of streams.
+    """
 
 def alarm_open() -> int: ...
 def alarm_set(fd: int, when: float, every: float = 0, /) -> None: ...

@@ -24,7 +24,7 @@ from aiordma.errors import NotSupportedError
 from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_loop
-from aiordma.memory.remote import RemoteRegion
+from aiordma.memory.remote import RemoteRegion, words_of
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion, check_memory
@@ -164,3 +164,13 @@ class Lease:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.revoke()
+
+    def __repr__(self) -> str:
+        # No address and no key: a repr ends up in logs.
+        if self._open is not None:
+            state = f"open, {self._open.length} bytes"
+        elif self._revoking is not None:
+            state = "closed" if self._revoking.done() else "closing"
+        else:
+            state = "new" if self._buffer is not None else "closed"
+        return f"<Lease {state}, {words_of(self._rights)}, #{self._link.number}>"

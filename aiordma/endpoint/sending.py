@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable
 
 from aiordma._core import EVENT_ROOM, MessageState, Waiting
 from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.link import Link
+from aiordma.endpoint.link import Link, memory_log
 from aiordma.endpoint.outcome import Outcome, stalled_error
 from aiordma.endpoint.wire import FrameKind
 from aiordma.link.ending import Ending
@@ -136,6 +136,7 @@ class Sender:
         slots = list(arena.grow(self.room))
         if arena.count != before:
             self._link.fit()  # the keys of the slots, before a send can have one
+            self._link.note("has %d slots to send", arena.count, log=memory_log)
         for slot in slots:
             self._state.give_slot(slot)
         return bool(self._state.n_free)
@@ -340,7 +341,7 @@ class Goodbye:
                     self._sender.control(FrameKind.END)
                     await self._sender.flush_all()
         except Exception as exc:
-            _log.debug("closing without the peer's confirmation: %r", exc)
+            self._link.note("closes without the peer's confirmation: %r", exc)
 
     async def deliver(self) -> None:
         """Wait until sent messages have arrived: the loop is about to be closed."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from typing import Any, Protocol, TypeVar
@@ -37,7 +38,8 @@ from aiordma.link.dialing import shared_channel
 from aiordma.link.limits import ListenerLimits
 from aiordma.link.listening import Shortages, listen_on
 from aiordma.link.refusal import RefusalReason, refusal
-from aiordma.link.source import source_of
+from aiordma.link.source import peer_text, source_of
+from aiordma.link.tally import count
 from aiordma.logs import log_of
 from aiordma.loop import background
 
@@ -105,7 +107,9 @@ class Request:
     def refuse(self, reason: RefusalReason, why: str) -> None:
         """Refuse for a reason of the library, and not of the program."""
         self._acceptor.refused += 1
-        _log.info("refused %s: %s", self.peername, why)
+        count("refused")
+        extra = {"peer": peer_text(self.peername), "reason": reason.name}
+        _log.tell(logging.INFO, "refused %s: %s", self.peername, why, extra=extra)
         self.reject(refusal(reason))
 
     def reject(self, data: bytes) -> None:
@@ -237,6 +241,8 @@ class Acceptor:
                 self._channel, addresses, self._kernel_backlog if listen else None, sink
             )
             self.addresses = [cm_id.source or ("0.0.0.0", 0) for cm_id in self._ids]
+            if listen:
+                self._tell("listening")
         except BaseException:
             self.close()
             raise
@@ -245,6 +251,26 @@ class Acceptor:
         """Listen from now on."""
         for cm_id in self._ids:
             cm_id.listen(self._kernel_backlog)
+        self._tell("listening")
+
+    def _tell(self, what: str) -> None:
+        if _log.tells(logging.INFO):
+            where = [peer_text(address) for address in self.addresses]
+            extra = {"addresses": where}
+            _log.tell(logging.INFO, "%s on %s", what, ", ".join(map(str, where)), extra=extra)
+
+    def seen(self) -> dict[str, Any]:
+        """Figures for `aiordma.metrics`; in any thread."""
+        return {
+            "addresses": tuple(self.addresses),
+            "refused": self.refused,
+            "dropped": self.dropped,
+            "half_open": self.places.open,
+            "waiting": self.places.waiting,
+            "connections": self.ledger.connections,
+            "pinned_bytes": self.ledger.pinned,
+            "large_message_bytes": 0,
+        }
 
     # Requests
 
@@ -331,6 +357,7 @@ class Acceptor:
             return False
         _log.info("dropped %s: its handshake takes long, and others wait", side.peer_name())
         self.dropped += 1
+        count("dropped")
         end()
         return True
 
@@ -350,6 +377,8 @@ class Acceptor:
         self.stop_handshakes()
         for cm_id in self._ids:
             cm_id.close()
+        if self._ids:
+            self._tell("no longer listening")
         self._gone += self._ids
         self._ids.clear()
         if self._channel is not None:

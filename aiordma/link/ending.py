@@ -18,13 +18,11 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from aiordma.link.adapter_side import AdapterSide
-from aiordma.logs import log_of
 from aiordma.loop import background
 from aiordma.loop.limit import Limit
 
 __all__ = ["Ending", "LastSteps"]
 
-_log = log_of("connection")
 _DISCONNECT_S = 1.0
 
 
@@ -123,10 +121,10 @@ class Ending:
         try:
             self._side.cm_id.start_disconnect()
         except OSError as exc:
-            _log.debug("disconnect: %s", exc)
+            self._side.note("cannot disconnect: %s", exc)
             return
         if self.met and not self.left and not await self.event(_DISCONNECT_S):
-            _log.debug("the peer did not answer the disconnection")
+            self._side.note("the peer has not answered the disconnection")
 
     def peer_left(self) -> None:
         """The connection manager has reported that the connection is down."""

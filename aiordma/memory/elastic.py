@@ -162,7 +162,7 @@ class ElasticArena(Arena):
     @property
     def steps(self) -> list[MemoryRegion]:
         """Memory that is registered now, without the base."""
-        return [chunk.mr for chunk in self._chunks.values()]
+        return [chunk.mr for chunk in list(self._chunks.values())]  # in any thread
 
     def grow(self, again: Callable[[], None]) -> Iterable[int]:
         """Bring a chunk into service and return its slots; none if all are, or the pool has none.

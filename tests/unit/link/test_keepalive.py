@@ -89,7 +89,7 @@ class Side:
         self.answers = answers
         self._state = SimpleNamespace(alive=False, asking=False)
         self._sender = SimpleNamespace(control=self.ping)
-        self._link = SimpleNamespace(fail=self.fail)
+        self._link = SimpleNamespace(fail=self.fail, note=lambda *_: None)
         name = f"{'raw_' * self.config.raw}idle_timeout_s of this side's ConnectionConfig"
         interval, limit = plan_of(self.config).silence
         self.keepalive = timed(self.clock, interval, limit, name, late=late)
