@@ -652,9 +652,7 @@ class CMEvents:
     ) -> int: ...
 
 def totals() -> tuple[int, int, int, int, int, int, int, int, int]:
-    """Messages sent, bytes sent, messages and bytes received, bytes read and written, atomics, and
-    bytes sent and received of streams.
-    """
+    """Messages and bytes sent, received; bytes read, written; atomics; stream bytes."""
 
 def alarm_open() -> int: ...
 def alarm_set(fd: int, when: float, every: float = 0, /) -> None: ...

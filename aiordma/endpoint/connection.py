@@ -63,6 +63,7 @@ from aiordma.errors import (
     ResourceClosedError,
     cm_error,
 )
+from aiordma.link.adapter_side import reason_of
 from aiordma.link.ending import Ending, LastSteps
 from aiordma.link.keepalive import Keepalive, loop_id
 from aiordma.link.tally import count
@@ -603,7 +604,7 @@ class Connection:
             "state": self._stage,
             "device": link.context.name,
             "qpn": link.qp.num,
-            "cause": None if cause is None else str(cause),
+            "cause": None if cause is None else reason_of(cause),
             **{name: getattr(state, name) for name in _COUNTERS},
             "waiting_to_be_received": state.arrived,
             "waiting_to_be_sent": state.queued,
@@ -616,7 +617,7 @@ class Connection:
 
     def __repr__(self) -> str:
         known, cause = self._known, self._broke_by
-        why = "" if cause is None else f" cause={type(cause).__name__}: {cause}"
+        why = "" if cause is None else f" cause={type(cause).__name__}: {reason_of(cause)}"
         return (
             f"<Connection #{self._link.number} {self._stage} peer={known.get('peername')} "
             f"device={known.get('device')}{why}>"
@@ -887,7 +888,7 @@ class Connection:
         outcome.cause = cause
         if "opened_at" in self._facts and self._broke_by is not None:
             count("connections_lost")
-        self._link.note("ends: %s", cause)
+        self._link.note("ends: %s", reason_of(cause))
         self._state.over = True
         if self._established is not None and not self._established.done():
             self._established.set_exception(outcome.failure())

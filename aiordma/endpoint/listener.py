@@ -483,7 +483,8 @@ async def _made(
             await _confirmed(request, offer, private_data, greeting.done)
             await greeting
     except BaseException as exc:
-        link.note("is not made: %r", exc)
+        if not connection.is_closing:
+            link.note("is not made: %r", exc)
         connection.abort()
         raise
     request.leave()

@@ -44,13 +44,19 @@ from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QueuePair
 from aiordma.verbs.wc import WCRecord
 
-__all__ = ["AdapterSide", "Closing", "Owner"]
+__all__ = ["AdapterSide", "Closing", "Owner", "reason_of"]
 
 _log = log_of("connection")
 _FLUSH_GRACE_S = 0.5
 _REASON_S = 2.0  # on a busy machine it can take long to come
 _DESTROY_S = 5.0
 _FLUSHED = int(WCStatus.WR_FLUSH_ERR)
+
+
+def reason_of(error: BaseException) -> str:
+    """The text of an error without its number, for logs and metrics."""
+    text = error.strerror if isinstance(error, OSError) else None
+    return text or str(error) or type(error).__name__
 
 
 class Closing(Protocol):
@@ -181,7 +187,7 @@ class AdapterSide:
         """Record the cause that breaks the connection, and report it; a second cause is ignored."""
         if self.failure is not None:
             return
-        self.note("fails: %s", cause)
+        self.note("fails: %r", cause)
         if isinstance(cause, ProtocolError):
             # The peer may not get the reason, and its program may not show it.
             _log.warning(

@@ -46,6 +46,7 @@ from aiordma.errors import (
     ResourceClosedError,
     cm_error,
 )
+from aiordma.link.adapter_side import reason_of
 from aiordma.link.keepalive import Keepalive
 from aiordma.link.stream_sockets import stream_socket
 from aiordma.link.tally import count
@@ -225,7 +226,7 @@ class RdmaTransport(transports._FlowControlMixin):
     def _note(self, cause: BaseException | None) -> None:
         if self._end.cause is None:
             self._end.cause = cause
-            self._port.note("breaks: %s", cause)
+            self._port.note("breaks: %s", cause and reason_of(cause))
         self._gate()
         self._after_drain()
 
@@ -580,7 +581,7 @@ class RdmaTransport(transports._FlowControlMixin):
             self._broke_by = exc
             if exc is not None:
                 count("streams_lost")
-            self._port.note("ends: %s", exc or "in good order")
+            self._port.note("ends: %s", "in good order" if exc is None else reason_of(exc))
         self._over = True
         self._gate()
         self._keepalive.stop()
@@ -683,7 +684,7 @@ class RdmaTransport(transports._FlowControlMixin):
             "state": self._stage,
             "device": port.context.name,
             "qpn": port.qp.num,
-            "cause": None if cause is None else str(cause),
+            "cause": None if cause is None else reason_of(cause),
             "bytes_sent": port.state.bytes_sent,
             "bytes_received": port.state.bytes_received,
             "waiting_to_be_received": port.state.readable,
@@ -694,7 +695,7 @@ class RdmaTransport(transports._FlowControlMixin):
 
     def __repr__(self) -> str:
         peer, cause = self._extra.get("peername"), self._broke_by
-        why = "" if cause is None else f" cause={type(cause).__name__}: {cause}"
+        why = "" if cause is None else f" cause={type(cause).__name__}: {reason_of(cause)}"
         return (
             f"<RdmaTransport #{self._port.number} {self._stage} peer={peer} "
             f"device={self._port.context.name}{why}>"
