@@ -9,6 +9,7 @@ import click
 
 from aiordma.cli import devices, doctor
 from aiordma.cli.perf.command import perf
+from aiordma.cli.top import top
 from aiordma.cli.version import aiordma_version
 
 __all__ = ["run"]
@@ -137,6 +138,7 @@ def _serve(
 
 
 aiordma.add_command(perf)
+aiordma.add_command(top)
 
 
 def run(arguments: Sequence[str] | None) -> int:

@@ -71,8 +71,18 @@ def _default_path(suffix: str) -> Path:
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o22:
             text = f"{folder} is not this user's alone"
             raise errno_error(errno.EPERM, text, "remove it, or give a path")
+        _forget_dead(folder)
         return folder / f"{os.getpid()}.{suffix}"
     raise errno_error(errno.ENOENT, "there is no folder for the socket", "give a path")
+
+
+def _forget_dead(folder: Path) -> None:
+    """Remove what processes have left that were killed."""
+    for path in folder.iterdir():
+        name = path.name.partition(".")[0]
+        if name.isdecimal() and not Path(f"/proc/{name}").exists():
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def start_of(pid: int) -> str:
