@@ -32,6 +32,10 @@ _HEADER = (
 )  # fmt: skip
 _LEFT = frozenset({"KIND", "PEER", "DEVICE", "STATE"})
 
+_KINDS = ("connections", "streams")
+_NUMBERS = ("number", "waiting_to_be_received", "pinned_bytes")
+_COUNTED = ("bytes_sent", "bytes_received", "messages_sent", "messages_received")
+
 Seen = dict[str, Any]
 Row = tuple[str, ...]
 
@@ -122,12 +126,28 @@ class DumpSource:
 def _parsed(path: Path, data: bytes) -> Seen:
     try:
         seen = json.loads(data)
-        if not isinstance(seen["totals"], dict) or not isinstance(seen["connections"], list):
-            raise TypeError
-        seen["streams"], seen["pid"], seen["time"]
-    except (ValueError, KeyError, TypeError) as exc:
-        raise NoSnapshotError(f"{path} gives no snapshot of aiordma.metrics") from exc
+        good = isinstance(seen["pid"], int) and isinstance(seen["time"], float)
+        good &= isinstance(seen["totals"], dict)
+        good &= all(_is_row(each) for kind in _KINDS for each in seen[kind])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        good = False
+    if not good:
+        raise NoSnapshotError(f"{path} gives no snapshot of aiordma.metrics")
     return dict(seen)
+
+
+def _is_row(each: Any) -> bool:
+    """Whether it has all that the table shows."""
+    if not isinstance(each, dict):
+        return False
+    peer = each.get("peername")
+    return (
+        all(isinstance(each[name], int) for name in _NUMBERS)
+        and all(isinstance(each.get(name, 0), int) for name in _COUNTED)
+        and all(isinstance(each[name], str) for name in ("device", "state"))
+        and isinstance(each.get("opened_at"), (float, type(None)))
+        and (peer is None or (isinstance(peer, list) and len(peer) == 2))
+    )
 
 
 def _source_at(path: Path) -> Source | None:
@@ -195,12 +215,13 @@ def _rates(each: Seen, before: Seen | None, seconds: float) -> tuple[float, floa
     for names in (("bytes_sent",), ("bytes_received",), ("messages_sent", "messages_received")):
         moved = sum(each.get(name, 0) - (before or {}).get(name, 0) for name in names)
         values.append(moved / seconds if seconds > 0 else 0.0)
-    return values[0], values[1], values[2]
+    sent, received, messages = values
+    return sent, received, messages
 
 
 def _rows(seen: Seen, before: Seen | None) -> list[Row]:
     known = {} if before is None else {
-        each["number"]: each for kind in ("connections", "streams") for each in before[kind]
+        each["number"]: each for kind in _KINDS for each in before[kind]
     }  # fmt: skip
     found: list[tuple[float, Row]] = []
     for kind, name in (("connections", "messages"), ("streams", "stream")):

@@ -7,9 +7,12 @@ import gc
 import json
 import logging
 import os
+import pty
 import re
 import signal
 import socket
+import sys
+import termios
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -435,3 +438,47 @@ async def test_a_socket_shows_the_connections_while_the_loop_stands_still(
     found = {each["number"]: each for each in seen["connections"]}
     assert found[number_of(client)]["bytes_sent"] == 3
     assert not path.exists()
+
+
+@pytest.mark.one_loop
+async def test_top_shows_them_in_a_pipe_and_on_a_terminal(
+    pair: Pair, address: str, tmp_path: Path
+) -> None:
+    client, server = pair
+    path = str(tmp_path / "metrics.sock")
+    command = [sys.executable, "-m", "aiordma", "top", path]
+    async with asyncio.timeout(4 * LIMIT_S), stream_pair(address) as ((_, writer), _):
+        for _ in range(3):
+            await client.send(bytes(1000))
+            (await server.recv()).release()
+        with metrics.serve(path):
+            pipe = asyncio.subprocess.PIPE
+            process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+            out, err = await process.communicate()
+            assert (process.returncode, err) == (0, b"")
+            lines = out.decode().splitlines()
+            assert "2 connections, 2 streams; " in lines[0]
+            numbers = {number_of(client), number_of(server), number_of(writer)}
+            assert numbers < {int(line.split()[0]) for line in lines[2:]}
+            assert f"{address} {client.get_extra_info('peername')[1]}" in out.decode()
+
+            master, slave = pty.openpty()
+            termios.tcsetwinsize(slave, (24, 120))
+            environment = {**os.environ, "TERM": "xterm"}
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                "--interval",
+                "0.1",
+                stdin=slave,
+                stdout=slave,
+                stderr=slave,
+                env=environment,
+            )
+            os.close(slave)
+            text = b""
+            while text.count(b"NUMBER") < 3:
+                text += await asyncio.to_thread(os.read, master, 1 << 16)
+            process.send_signal(signal.SIGINT)
+            assert await process.wait() == 0
+            os.close(master)
+            assert str(number_of(client)).encode() in text
