@@ -76,7 +76,7 @@ class Log:
                 level, text, *args, exc_info=exc_info, extra=extra, stacklevel=2 + above
             )
         except Exception:
-            # As `logging.Handler.handleError` does for handlers that call it.
+            # As logging does for handlers whose own errors it knows.
             if logging.raiseExceptions and sys.stderr is not None:
                 traceback.print_exc(file=sys.stderr)
 

@@ -23,10 +23,10 @@ from aiordma.cli.output import print_hint, printable
 
 __all__ = ["top"]
 
-_LIMIT_S = 5.0  # for the process to answer
+LIMIT_S = 5.0  # for the process to answer
 _MOST_BYTES = 64 << 20
 _POLL_S = 0.02
-_HEADER = (
+HEADER = (
     "NUMBER", "KIND", "PEER", "DEVICE", "STATE", "AGE", "SENT/s", "RECV/s", "MSG/s", "WAITING",
     "PINNED",
 )  # fmt: skip
@@ -63,10 +63,10 @@ class SocketSource:
 
     def take(self) -> Seen:
         """Connect, and read all."""
-        end, parts, size = time.monotonic() + _LIMIT_S, [], 0
+        end, parts, size = time.monotonic() + LIMIT_S, [], 0
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as reader:
-                reader.settimeout(_LIMIT_S)
+                reader.settimeout(LIMIT_S)
                 reader.connect(os.fspath(self._path))
                 while part := reader.recv(1 << 16):
                     parts.append(part)
@@ -76,7 +76,7 @@ class SocketSource:
         except ConnectionRefusedError as exc:
             raise NoSnapshotError(f"{self._path}: the process has ended") from exc
         except TimeoutError as exc:
-            raise NoSnapshotError(f"{self._path}: no answer within {_LIMIT_S:.0f} s") from exc
+            raise NoSnapshotError(f"{self._path}: no answer within {LIMIT_S:.0f} s") from exc
         except OSError as exc:
             raise NoSnapshotError(f"{self._path}: {exc.strerror or exc}") from exc
         return _parsed(self._path, b"".join(parts))
@@ -103,13 +103,13 @@ class DumpSource:
             os.kill(pid, signal.Signals(dump.get("signal", 0)))
         except (OSError, ValueError, TypeError) as exc:
             raise NoSnapshotError(f"{self._path}: process {pid}: {exc}") from exc
-        end = time.monotonic() + _LIMIT_S
+        end = time.monotonic() + LIMIT_S
         while time.monotonic() < end:
             seen, now = self._read()
             if now != before:
                 return seen
             time.sleep(_POLL_S)
-        raise NoSnapshotError(f"{self._path}: no dump within {_LIMIT_S:.0f} s")
+        raise NoSnapshotError(f"{self._path}: no dump within {LIMIT_S:.0f} s")
 
     def _read(self) -> tuple[Seen, tuple[int, int]]:
         try:
@@ -124,6 +124,7 @@ class DumpSource:
 
 
 def _parsed(path: Path, data: bytes) -> Seen:
+    seen: Any = None
     try:
         seen = json.loads(data)
         good = isinstance(seen["pid"], int) and isinstance(seen["time"], float)
@@ -268,12 +269,12 @@ def _lines(seen: Seen, before: Seen | None, room: int | None = None) -> list[str
     rows = _rows(seen, before)
     more = 0 if room is None else max(0, len(rows) - max(1, room - 3))
     rows = rows[: len(rows) - more]
-    widths = [max(map(len, column)) for column in zip(_HEADER, *rows, strict=True)]
+    widths = [max(map(len, column)) for column in zip(HEADER, *rows, strict=True)]
     lines = [_summary(seen, before)]
-    for row in (_HEADER, *rows):
+    for row in (HEADER, *rows):
         cells = [
             cell.ljust(width) if name in _LEFT else cell.rjust(width)
-            for name, cell, width in zip(_HEADER, row, widths, strict=True)
+            for name, cell, width in zip(HEADER, row, widths, strict=True)
         ]
         lines.append("  ".join(cells).rstrip())
     return [*lines, f"... and {more} more"] if more else lines

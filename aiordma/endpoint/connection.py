@@ -667,6 +667,8 @@ class Connection:
             ends: Addresses of peer and this side, if both are known.
         """
         self._ends = ends or ()
+        # For `_seen` in another thread, which cannot ask C.
+        self._facts["peername"], self._facts["sockname"] = ends or (peer, None)
         if hello is not None and hello.loop_id and peer is not None:
             # With the address: a program of another host may have learned the number.
             self._peer_loop = peer[0], hello.loop_id
@@ -804,7 +806,7 @@ class Connection:
             if self._outcome.cause is None:
                 self._large.exposer.on_done(*done)
         if self._outcome.cause is None and state.said & 1 << FrameKind.END:
-            if not self._receiver.ended:
+            if not (self._receiver.ended or self._outcome.closing):
                 self._link.note("the peer has closed")
             self._receiver.end(ended_error)
         if self._outcome.cause is None and state.said & 1 << FrameKind.ABORT:

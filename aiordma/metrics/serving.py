@@ -37,9 +37,9 @@ from aiordma.metrics.snapshot import snapshot
 __all__ = ["Service", "default_paths", "dump_on_signal", "serve", "start_of"]
 
 _log = log_of()
-_SEND_S = 2.0  # for a reader to take all of a snapshot
+SEND_S = 2.0  # for a reader to take all of a snapshot
 _PAUSE_S = 0.05  # after each
-_LISTED = 10_000  # connections, and streams, in one answer; the totals have all
+LISTED = 10_000  # connections, and streams, in one answer; the totals have all
 _BACKLOG = 8
 
 
@@ -93,11 +93,11 @@ def start_of(pid: int) -> str:
         return ""
 
 
-def _text(**more: Any) -> bytes:
+def as_json(**more: Any) -> bytes:
     seen = snapshot().to_dict()
     for name in ("connections", "streams"):
-        seen["unlisted_" + name] = max(0, len(seen[name]) - _LISTED)
-        seen[name] = seen[name][-_LISTED:]
+        seen["unlisted_" + name] = max(0, len(seen[name]) - LISTED)
+        seen[name] = seen[name][-LISTED:]
     return json.dumps({**seen, **more}).encode()
 
 
@@ -129,8 +129,8 @@ class Service:
                 continue
             with client:
                 try:
-                    client.settimeout(_SEND_S)
-                    client.sendall(_text())
+                    client.settimeout(SEND_S)
+                    client.sendall(as_json())
                 except OSError as exc:
                     _log.debug("metrics: a reader has gone: %s", exc)
                 except Exception as exc:
@@ -148,7 +148,7 @@ class Service:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # ends the accept
         if threading.current_thread() is not self._thread:
-            self._thread.join(_SEND_S + 1)
+            self._thread.join(SEND_S + 1)
         self._socket.close()
 
     def __enter__(self) -> Self:
@@ -279,7 +279,7 @@ class _Dumps:
         descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                file.write(_text(dump=dump))
+                file.write(as_json(dump=dump))
             os.replace(name, self._path)
         except BaseException:
             with contextlib.suppress(OSError):

@@ -47,7 +47,7 @@ class Histogram:
         bounds_s: Upper bounds of the buckets, in seconds.
         counts: Durations in each bucket, not summed up; the last is for those above all bounds.
         total_s: Sum of the durations, in seconds.
-        failed: Operations that failed, which are in no bucket; canceled ones are not counted.
+        failed: Operations that failed, which are in no bucket; a canceled operation is not counted.
     """
 
     bounds_s: tuple[float, ...]

@@ -27,6 +27,7 @@ from tests.device.meeting import Pair, meet, part
 from tests.device.oracle import until
 from tests.device.streaming import noted, stream_pair
 from tests.device.test_two_processes import peer
+from tests.inside.streams import port_of
 
 pytestmark = pytest.mark.device
 
@@ -320,7 +321,7 @@ async def test_a_stream_that_breaks_is_counted_and_tells_its_cause(address: str)
     async with noted(address) as both:
         both.client.transport.write(b"x")
         await both.server.received(1)
-        both.server.transport._port.to_error()  # as if its process had ended
+        port_of(both.server.transport).to_error()  # as if its process had ended
         await both.client.ended()
         await both.server.ended()
         assert "cause=" in repr(both.client.transport) + repr(both.server.transport)
@@ -423,7 +424,7 @@ async def test_loops_of_several_threads_are_in_a_snapshot_of_any(
 async def test_a_socket_shows_the_connections_while_the_loop_stands_still(
     pair: Pair, tmp_path: Path
 ) -> None:
-    client, _ = pair
+    client, server = pair
     await client.send(b"123")
     path = tmp_path / "metrics.sock"
     with metrics.serve(path):
@@ -436,7 +437,10 @@ async def test_a_socket_shows_the_connections_while_the_loop_stands_still(
 
         seen = ask()
     found = {each["number"]: each for each in seen["connections"]}
-    assert found[number_of(client)]["bytes_sent"] == 3
+    ours, theirs = found[number_of(client)], found[number_of(server)]
+    assert ours["bytes_sent"] == 3
+    assert ours["peername"] == theirs["sockname"]
+    assert theirs["peername"] == list(client.get_extra_info("sockname"))
     assert not path.exists()
 
 

@@ -74,7 +74,7 @@ def test_in_a_pipe_it_prints_one_table(process: Process) -> None:
     summary, header, *rows = run.stdout.splitlines()
     assert summary.startswith("process 4242: 2 connections, 1 streams; 100 messages sent")
     assert summary.endswith("rates since each was opened")
-    assert columns(header) == list(top._HEADER)
+    assert columns(header) == list(top.HEADER)
     # The busiest first: 2,000,000 bytes and 15,000 in 11 seconds; 5,000 in two.
     assert [columns(row) for row in rows] == [
         ["5", "messages", "192.0.2.7 18515", "rxe0", "open", "11s", "1.4k", "182k", "4", "3",
@@ -142,10 +142,13 @@ class Terminal:
         termios.tcsetwinsize(slave, (rows, 120))
         environment = {**os.environ, "TERM": "xterm-256color"}
         environment.pop("NO_COLOR", None)
+        # A shell starts programs in the background with a SIGINT that is ignored, for good.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
         self.process = subprocess.Popen(
             [*TOP, *words], stdin=slave, stdout=slave, stderr=slave, env=environment,
             start_new_session=True,
         )  # fmt: skip
+        signal.signal(signal.SIGINT, before)
         os.close(slave)
         self.text = ""
 
@@ -266,7 +269,7 @@ def test_what_gives_no_snapshot(
 def test_a_socket_that_does_not_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(top, "_LIMIT_S", 0.2)
+    monkeypatch.setattr(top, "LIMIT_S", 0.2)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "x"))
         listening.listen()

@@ -122,7 +122,7 @@ class Stream:
         self.words: list[float] = []
         self.failures: list[tuple[float, BaseException]] = []
         state = SimpleNamespace(alive=False)
-        self._port = SimpleNamespace(state=state, probe=self._probe)
+        self._port = SimpleNamespace(state=state, probe=self._probe, posted=0)
         self._machine = SimpleNamespace(show_life=lambda: self.words.append(self.clock.now))
         self._out = SimpleNamespace(control=lambda: None)
         self._shown = 0.0

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import pytest
 
 from aiordma import metrics
 from aiordma.metrics import serving
+from tests.inside.metrics import descriptor_of
 
 LIMIT_S = 30
 
@@ -117,8 +117,8 @@ def test_rude_readers_cost_the_next_a_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Readers that read nothing, that leave at once, and that send."""
-    monkeypatch.setattr(serving, "_SEND_S", 0.2)
-    monkeypatch.setattr(serving, "_text", lambda: b"{}" + b" " * (8 << 20))
+    monkeypatch.setattr(serving, "SEND_S", 0.2)
+    monkeypatch.setattr(serving, "as_json", lambda: b"{}" + b" " * (8 << 20))
     path = tmp_path / "metrics.sock"
     with metrics.serve(path) as service, contextlib.ExitStack() as rude:
         for _ in range(3):
@@ -143,7 +143,7 @@ def test_a_snapshot_that_fails_ends_no_thread(
 
     with metrics.serve(path):
         with monkeypatch.context() as patch:
-            patch.setattr(serving, "_text", fails)
+            patch.setattr(serving, "as_json", fails)
             with connected(path) as reader:
                 assert reader.recv(1) == b""
         assert asked(path)["pid"] == os.getpid()
@@ -156,7 +156,7 @@ def test_a_forked_child_leaves_the_socket_alone(tmp_path: Path) -> None:
         child = os.fork()
         if child == 0:  # pragma: no cover
             service.close()
-            os._exit(0 if path.exists() and service._socket.fileno() == -1 else 1)
+            os._exit(0 if path.exists() and descriptor_of(service) == -1 else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert asked(path)["pid"] == os.getpid()
 
@@ -169,8 +169,8 @@ def test_many_connections_are_cut_short(monkeypatch: pytest.MonkeyPatch) -> None
         connections=(one,) * 25,
     )  # fmt: skip
     monkeypatch.setattr(serving, "snapshot", lambda: many)
-    monkeypatch.setattr(serving, "_LISTED", 10)
-    seen = json.loads(serving._text())
+    monkeypatch.setattr(serving, "LISTED", 10)
+    seen = json.loads(serving.as_json())
     assert (len(seen["connections"]), seen["unlisted_connections"]) == (10, 15)
 
 
@@ -192,13 +192,6 @@ else:
 """
 
 
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_a_signal_replaces_the_dump(loop: str, tmp_path: Path) -> None:
     path = tmp_path / "dump.json"
@@ -218,7 +211,9 @@ def test_a_signal_replaces_the_dump(loop: str, tmp_path: Path) -> None:
         for _ in range(3):
             before = json.loads(path.read_text())["time"]
             process.send_signal(signal.SIGUSR2)
-            until(lambda before=before: json.loads(path.read_text())["time"] > before)
+            while json.loads(path.read_text())["time"] == before:
+                assert time.time() - before < LIMIT_S
+                time.sleep(0.01)
         process.stdin.write("\n")
         process.stdin.flush()
         assert process.wait(LIMIT_S) == 0
