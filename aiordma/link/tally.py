@@ -55,10 +55,23 @@ class Tracer(Protocol):
     """An observer of operations; its methods are called in the operation's task."""
 
     def begin(self, operation: str, attributes: Mapping[str, Any]) -> Any:
-        """An operation begins; returns what `end` is to get."""
+        """Note that an operation begins.
+
+        Args:
+            operation: "connect", "accept", "request" or "reply".
+            attributes: Facts, by the names of OpenTelemetry.
+
+        Returns:
+            An object for `end`.
+        """
 
     def end(self, begun: Any, error: BaseException | None) -> None:
-        """The operation that `begin` has returned `begun` for is over."""
+        """Note that an operation is over.
+
+        Args:
+            begun: The object that `begin` has returned for it.
+            error: The exception that it raised, a cancellation among them; None if it succeeded.
+        """
 
 
 class Durations:
@@ -118,7 +131,7 @@ def add_tracer(tracer: Tracer) -> None:
 
 
 def remove_tracer(tracer: Tracer) -> None:
-    """Undo `add_tracer`; operations under way are still reported as over.  Idempotent."""
+    """Undo `add_tracer`; `tracer` still gets the ends of operations under way.  Idempotent."""
     global _tracers
     with _lock:
         _tracers = tuple(each for each in _tracers if each is not tracer)

@@ -91,6 +91,9 @@ async def test_the_log_tells_the_life_of_each_connection_with_a_number(
         for _ in range(100):
             await client.send(b"x" * 64)
             (await server.recv()).release()
+        await asyncio.gather(*(client.send(b"x" * 64) for _ in range(60)))
+        for _ in range(60):
+            (await server.recv()).release()
         await client.send(b"x" * LARGE)
         (await server.recv()).release()
         await client.close()
@@ -100,12 +103,15 @@ async def test_the_log_tells_the_life_of_each_connection_with_a_number(
     in_order(
         lives.of(ours), "connects to", f"is open with {address} port {port}: queue pair {here}",
         "has its first large message to send", "ends: the connection is closed",
-        f"is closed: 101 messages of {6400 + LARGE} bytes sent, 0 of 0 received",
+        f"is closed: 161 messages of {160 * 64 + LARGE} bytes sent, 0 of 0 received",
     )  # fmt: skip
     in_order(
-        lives.of(theirs), "accepts", "is open with", "has its first large message to receive",
-        "the peer has closed", "ends: ", "is closed: 0 messages",
+        lives.of(theirs), "accepts", "is open with", "has ",
+        "has its first large message to receive", "the peer has closed", "ends: ",
+        "is closed: 0 messages",
     )  # fmt: skip
+    assert any(re.fullmatch(r"has \d+ slots to receive", line) for line in lives.of(theirs))
+    assert any(re.fullmatch(r"has \d+ slots to send", line) for line in lives.of(ours))
     known = "unknown" if is_siw else str(there)
     assert lives.of(ours)[1].endswith(f"there {known}")
     # Fields for structured logs are in each line.
