@@ -484,6 +484,8 @@ class StreamState:
     send_free: Final[int]
     head: Final[int]
     progress: Final[int]
+    bytes_sent: Final[int]
+    bytes_received: Final[int]
     ring_size: int
     ring_rkey: int
     ring_addr: int
@@ -651,6 +653,9 @@ class CMEvents:
     def resolve(
         id: int, source: int, destination: int, limit_ms: int, token: int, route_ms: int, /
     ) -> int: ...
+
+def totals() -> tuple[int, int, int, int, int, int, int, int, int]:
+    """Messages and bytes sent, received; bytes read, written; atomics; stream bytes."""
 
 def alarm_open() -> int: ...
 def alarm_set(fd: int, when: float, every: float = 0, /) -> None: ...

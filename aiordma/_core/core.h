@@ -33,6 +33,18 @@
 
 #include "protocol.h"
 
+/* tally.c: a state whose counters are in the sums of the process */
+struct aio_counted {
+    struct aio_counted *next;
+    struct aio_counted **place; /* that leads here; NULL: it is not counted */
+    const struct aio_message_state *messages;
+    const struct aio_stream_state *stream;
+};
+
+void aio_count_in(struct aio_counted *self, const struct aio_message_state *messages,
+                  const struct aio_stream_state *stream);
+void aio_count_out(struct aio_counted *self);
+
 /* wakeup.c: the awaitable of a task */
 enum aio_wakeup_state { AIO_IDLE, AIO_WAITING, AIO_READY, AIO_DONE };
 
@@ -140,6 +152,7 @@ typedef struct message_state {
     uint32_t bounce_tail;  /* those before it are free again, and perhaps more */
     char may_read;         /* initiator_depth is not 0 */
     PyObject *landings[AIO_LANDINGS + 1]; /* objects that keep their memory */
+    struct aio_counted counted;
 } MessageState;
 
 /* message_object.c: bytes of a buffer, which stays exported */
@@ -204,6 +217,7 @@ typedef struct {
     PyObject *separator;  /* which ends the bytes that the task wants, or NULL */
     size_t most;          /* bytes that it wants, without the separator, at most */
     size_t least;         /* and at least */
+    struct aio_counted counted;
 } StreamState;
 
 /*
@@ -390,7 +404,7 @@ extern struct aio_names {
     AIO_NAMES(AIO_DECLARE_NAME)
 } aio_name;
 
-extern PyMethodDef aio_alarm_functions[], aio_checksum_functions[];
+extern PyMethodDef aio_alarm_functions[], aio_checksum_functions[], aio_tally_functions[];
 void aio_prepare_checksum(void);
 
 int aio_prepare_wakeup(void); /* before the first Wakeup: 0, or -1 with an exception */

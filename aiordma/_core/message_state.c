@@ -52,6 +52,7 @@ static int state_init(PyObject *object, PyObject *args, PyObject *kwargs)
     m->grows = (uint8_t)grows;
     m->raw = (uint8_t)raw;
     aio_message_init(m, sends, receives, controls);
+    aio_count_in(&self->counted, m, NULL);
     return 0;
 }
 
@@ -119,6 +120,7 @@ static void state_dealloc(PyObject *object)
     MessageState *self = (MessageState *)object;
 
     PyObject_GC_UnTrack(object);
+    aio_count_out(&self->counted);
     aio_free_operations(self);
     Py_CLEAR(self->receiver);
     if (self->parked)

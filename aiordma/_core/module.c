@@ -142,7 +142,8 @@ static int core_exec(PyObject *module)
 {
     if (!is_filled && (add_constants(module) || add_names() || aio_prepare_wakeup() ||
                        add_types(module) || PyModule_AddFunctions(module, aio_alarm_functions) ||
-                       PyModule_AddFunctions(module, aio_checksum_functions)))
+                       PyModule_AddFunctions(module, aio_checksum_functions) ||
+                       PyModule_AddFunctions(module, aio_tally_functions)))
         return -1;
     if (!is_filled)
         aio_prepare_checksum();

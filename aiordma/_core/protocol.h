@@ -456,6 +456,8 @@ struct aio_stream_state {
     uint32_t signal_messages;
     uint32_t signal_bytes;
     uint64_t progress; /* messages that have completed */
+    uint64_t bytes_sent;
+    uint64_t bytes_received; /* that the program has taken */
 
     uint8_t *table; /* ours, that the peer writes descriptors to */
     uint32_t entry;

@@ -162,6 +162,7 @@ static int aio_stream_data(struct aio_stream_state *s, const void *from, uint32_
     s->allowed--;
     s->sequence = (s->sequence + 1) & 0xFFFF;
     s->left -= length;
+    s->bytes_sent += length;
     if (s->left) {
         s->addr += length;
     } else if (s->spare_left) {
@@ -317,6 +318,7 @@ int aio_stream_consume(struct aio_stream_state *s, uint32_t n)
 {
     s->readable -= n;
     s->taken += n;
+    s->bytes_received += n;
     s->ring_free += s->moved ? 0 : n;
     s->offset += n;
     if (s->offset >= s->ring_size) {

@@ -58,6 +58,7 @@ static int state_init(PyObject *object, PyObject *args, PyObject *kwargs)
     s->want = 1;
     s->held = 1;
     aio_stream_init(s);
+    aio_count_in(&self->counted, NULL, s);
     return 0;
 }
 
@@ -103,6 +104,7 @@ static int state_clear(PyObject *object)
 static void state_dealloc(PyObject *object)
 {
     PyObject_GC_UnTrack(object);
+    aio_count_out(&((StreamState *)object)->counted);
     state_clear(object);
     Py_CLEAR(((StreamState *)object)->memory);
     PyMem_Free(((StreamState *)object)->state.waiting);
@@ -635,6 +637,8 @@ static PyMemberDef state_members[] = {
     FIELD(data_wrs, T_UINT, 0),
     FIELD(control_out, T_UINT, 0),
     FIELD(progress, T_ULONGLONG, READONLY),
+    FIELD(bytes_sent, T_ULONGLONG, READONLY),
+    FIELD(bytes_received, T_ULONGLONG, READONLY),
     FIELD(entry, T_UINT, 0),
     FIELD(peer_entry, T_UINT, 0),
     FIELD(table_addr, T_ULONGLONG, 0),

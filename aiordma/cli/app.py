@@ -11,6 +11,7 @@ import click
 from aiordma.cli import devices, doctor, gids
 from aiordma.cli.perf.command import perf
 from aiordma.cli.ports import DEFAULT_PORT
+from aiordma.cli.top import top
 from aiordma.cli.version import aiordma_version
 
 __all__ = ["run"]
@@ -265,6 +266,7 @@ def _serve(
 
 
 aiordma.add_command(perf)
+aiordma.add_command(top)
 
 
 def run(arguments: Sequence[str] | None) -> int:

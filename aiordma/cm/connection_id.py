@@ -25,7 +25,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
-import logging
 import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, Self
@@ -68,6 +67,7 @@ from aiordma.errors import (
     errno_error,
     os_error,
 )
+from aiordma.logs import log_of
 from aiordma.loop.timers import Timer, call_later
 from aiordma.verbs.context import Context
 from aiordma.verbs.cq import CompletionQueue
@@ -79,7 +79,7 @@ from aiordma.verbs.resource import Resource, ResourceState
 
 __all__ = ["ANSWER_ROOM", "REQUEST_ROOM", "ConnectionId", "Stage"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of()
 #: Seconds in which a confirmation may come after the message that shows that it was sent.
 _CONFIRMATION_S = 0.25
 _INIT, _RTR, _RTS = int(QPState.INIT), int(QPState.RTR), int(QPState.RTS)
@@ -178,6 +178,14 @@ class ConnectionId(Resource):
         return made
 
     # Properties
+
+    @property
+    def number(self) -> int:
+        """Number of the id, in the log, too; no other id of the process has had it.
+
+        `migrate` gives it another.
+        """
+        return self._token
 
     @property
     def event_channel(self) -> EventChannel:

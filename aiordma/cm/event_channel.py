@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
+import itertools
 import os
 import weakref
 from collections import deque
@@ -36,6 +36,7 @@ from aiordma._ffi.check import check_pointer
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
+from aiordma.logs import log_of
 from aiordma.loop import fork
 from aiordma.loop.pump import FdPump
 from aiordma.loop.raised import report
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EventChannel"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of()
 # Events that a wake-up may take before other tasks have a turn.  A channel with a listener takes
 # many: where its requests are read more slowly than they come, the kernel refuses some
 # (interop/test_cmtime.py and test_ucmatose.py).  A channel without a listener takes few, because
@@ -63,6 +64,8 @@ _MOST_TO_CATCH_UP = 1024
 _SHORTAGES = frozenset({errno.ENOMEM, errno.ENOBUFS, errno.EMFILE, errno.ENFILE})
 _SHORT_PAUSE_S = 0.5
 _KINDS = {int(kind): kind for kind in EventType}
+#: Of the ids of all channels: an id has another number than every id before it in the process.
+_numbers = itertools.count(1)
 _WITH_WAY = frozenset({EventType.ESTABLISHED, EventType.MULTICAST_JOIN})
 
 
@@ -99,7 +102,7 @@ class EventChannel(Resource):
         fork.use_library()
         handle = check_pointer(lib.rdma_create_event_channel(), "rdma_create_event_channel")
         self._events = CMEvents(int(ffi.cast("uintptr_t", handle)))
-        self._ids: WeakTable[ConnectionId] = WeakTable()
+        self._ids: WeakTable[ConnectionId] = WeakTable(_numbers)
         # Made with the first iterator: to go through an empty set takes as long as the rest.
         self._iterators: weakref.WeakSet[Steps[ConnectionEvent]] | None = None
         self._waiters: WaitLine[None] = WaitLine()

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import ipaddress
-import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -26,6 +25,7 @@ from aiordma.cm.address import Address, to_sockaddr
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.errors import ConnectTimeoutError, ResourceBusyError, cm_error, os_error
+from aiordma.logs import log_of
 from aiordma.loop.job import Job
 from aiordma.loop.limit import Limit
 from aiordma.loop.workers import reaper
@@ -35,7 +35,7 @@ from aiordma.verbs.resource import Resource
 
 __all__ = ["Memberships", "group_host", "refuse_join"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of()
 _ENOTSUPP = 524  # of the kernel; no header of the C library has it
 _ANSWERS = frozenset({EventType.MULTICAST_JOIN, EventType.MULTICAST_ERROR})
 

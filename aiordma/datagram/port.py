@@ -27,7 +27,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -42,6 +41,7 @@ from aiordma.errors import NotSupportedError, cm_error, completion_error, errno_
 from aiordma.link.adapter_side import AdapterSide, Closing, Owner
 from aiordma.link.completions import Completions
 from aiordma.link.dialing import shared_channel
+from aiordma.logs import log_of
 from aiordma.verbs.ah import GRH, AddressHandle
 from aiordma.verbs.comp_channel import shared_completions
 from aiordma.verbs.context import Context
@@ -55,7 +55,7 @@ from aiordma.verbs.wc import WCRecord
 
 __all__ = ["DatagramPort"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of("datagram")
 _FLUSH_GRACE_S = 0.5
 
 

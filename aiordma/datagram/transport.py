@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import socket
 import sys
 import warnings
@@ -34,6 +33,7 @@ from aiordma.datagram.outbox import Outbox
 from aiordma.datagram.port import DatagramPort
 from aiordma.errors import MessageTooLargeError, errno_error, prefix_address
 from aiordma.link.transport_socket import RdmaTransportSocket
+from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.raised import ENDS_THE_LOOP
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
@@ -42,7 +42,7 @@ from aiordma.verbs.wc import WCRecord
 
 __all__ = ["RdmaDatagramTransport"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of("datagram")
 _BUDGET = 64  # datagrams for the program before other tasks have a turn
 _WARN_AFTER = 5  # calls of sendto() after the end
 _MOST_KEYS = 4096

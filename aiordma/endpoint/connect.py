@@ -195,6 +195,7 @@ async def _one(
         link = await Link.open(cm_id, config)
         link.at_close(release)
         connection = Connection(link, config)
+        link.note("connects to %s port %d by queue pair %d", *address, link.qp.num)
         data = private_data
         if not config.raw:
             data = connection._hello(private_data, REQUEST_ROOM)
@@ -214,7 +215,10 @@ async def _one(
             connection._watch()
         else:
             connection._greet()
+        connection._opened(event.qp_num)
     except BaseException as exc:
+        if link is not None and (connection is None or not connection.is_closing):
+            link.note("is not made: %r", exc)
         if connection is not None:
             connection.abort()
         elif link is not None:

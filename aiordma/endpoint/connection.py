@@ -16,8 +16,8 @@ import asyncio
 import contextlib
 import errno
 import functools
-import logging
 import sys
+import time
 import warnings
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, fields
@@ -66,8 +66,11 @@ from aiordma.errors import (
     ResourceClosedError,
     cm_error,
 )
+from aiordma.link.adapter_side import reason_of
 from aiordma.link.ending import Ending, LastSteps
 from aiordma.link.keepalive import Keepalive, loop_id
+from aiordma.link.tally import count
+from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.memory.remote import RemoteRegion
@@ -78,7 +81,7 @@ from aiordma.verbs.wr import SGE
 
 __all__ = ["Connection", "ConnectionStats"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of("connection")
 _UNLIMITED = 1 << 60
 #: Names of the limit of silence, for the error of a connection that is given up.
 _SILENCE = "idle_timeout_s of this side's ConnectionConfig"
@@ -600,31 +603,76 @@ class Connection:
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """A fact about the connection, by `name`; `default` for a name that is unknown.
 
-        Names: `device`, `port`, `gid` (16 bytes), `link_layer`, `transport`, `mtu` (bytes),
-        `qpn`, `provider` (the kernel's driver), `peername`, `sockname`, `backend` (always "rdma":
-        there is no fallback), `large_messages_checked` (whether those that this side receives
-        are compared with a checksum of the peer's, see `ConnectionConfig.check_large`).
+        Names: `device`, `port`, `gid` (16 bytes), `gid_index` (in the port's table; asked of the
+        adapter, while the connection is open; None on iWARP), `link_layer`, `transport`, `mtu`
+        (bytes), `qpn`, `peer_qpn` (of the peer's queue pair; None on iWARP, which does not tell
+        it), `provider` (the kernel's driver), `peername`, `sockname`, `number` (of the connection,
+        in the log and in `aiordma.metrics`), `opened_at` (seconds since 1970, at the end of the
+        handshake), `backend` (always "rdma": there is no fallback), `large_messages_checked`
+        (whether those that this side receives are compared with a checksum of the peer's, see
+        `ConnectionConfig.check_large`).
         """
+        if name == "gid_index" and "gid_index" not in self._facts:
+            with contextlib.suppress(OSError, ResourceClosedError, ForkedError):
+                self._facts[name] = self._link.gid_index()
         return self._known.get(name, default)
 
     @property
     def _known(self) -> dict[str, Any]:
         """The facts by name, found at the first use, or at the end, while there is a device."""
-        if not self._facts:
+        if "device" not in self._facts:
             # A device that is gone has no names, and a forked child has no device.
             with contextlib.suppress(OSError, ResourceClosedError, ForkedError):
                 facts = self._link.describe()
                 facts["peername"], facts["sockname"] = self._ends or self._link.cm_id._ends()
                 facts["large_messages_checked"] = self._large.checked
-                self._facts = facts
+                self._facts |= facts
         return self._facts
 
-    def __repr__(self) -> str:
-        state = "open"
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return self._link.loop
+
+    @property
+    def _stage(self) -> str:
         if self.is_closing():
-            state = "closed" if self._ending.done else "closing"
-        known = self._known
-        return f"<Connection {state} peer={known.get('peername')} device={known.get('device')}>"
+            return "closed" if self._ending.done else "closing"
+        return "open" if "opened_at" in self._facts else "connecting"
+
+    @property
+    def _broke_by(self) -> BaseException | None:
+        """The cause of its end, unless this side or the peer has closed it in good order."""
+        cause = self._outcome.cause
+        ended = self._receiver.ended and not isinstance(cause, ProtocolError)
+        return None if ended or isinstance(cause, ResourceClosedError) else cause
+
+    def _seen(self) -> dict[str, Any]:
+        """The connection as `aiordma.metrics` shows it; in any thread, without a call of C."""
+        link, state, facts, cause = self._link, self._state, self._facts, self._broke_by
+        return {
+            **facts,
+            "number": link.number,
+            "state": self._stage,
+            "device": link.context.name,
+            "qpn": link.qp.num,
+            "cause": None if cause is None else reason_of(cause),
+            **{name: getattr(state, name) for name in _COUNTERS},
+            "waiting_to_be_received": state.arrived,
+            "waiting_to_be_sent": state.queued,
+            "under_way": max(0, link.under_way),
+            "credits": min(max(0, state.credits), 0xFFFF),
+            "receive_slots": link.slots.recv.count,
+            "send_slots": link.slots.send.count,
+            "pinned_bytes": 0 if link.closed else link.pinned_bytes,
+        }
+
+    def __repr__(self) -> str:
+        known, cause = self._known, self._broke_by
+        why = "" if cause is None else f" cause={type(cause).__name__}: {reason_of(cause)}"
+        return (
+            f"<Connection #{self._link.number} {self._stage} peer={known.get('peername')} "
+            f"device={known.get('device')}{why}>"
+        )
 
     def __del__(
         self, _warn: Callable[..., None] = warnings.warn, _gone: Any = sys.is_finalizing
@@ -670,6 +718,8 @@ class Connection:
             ends: Addresses of peer and this side, if both are known.
         """
         self._ends = ends or ()
+        # For `_seen` in another thread, which cannot ask C.
+        self._facts["peername"], self._facts["sockname"] = ends or (peer, None)
         if hello is not None and hello.loop_id and peer is not None:
             # With the address: a program of another host may have learned the number.
             self._peer_loop = peer[0], hello.loop_id
@@ -692,6 +742,13 @@ class Connection:
         self._state.credits += hello.recv_depth
         if self._state.queued or self._state.has_pending:
             self._sender.room()
+
+    def _opened(self, peer_qpn: int) -> None:
+        """Note that the handshake is done; `peer_qpn` is 0 where the peer does not tell it."""
+        link, facts = self._link, self._facts
+        facts["number"], facts["opened_at"] = link.number, time.time()
+        facts["peer_qpn"] = peer_qpn or None
+        link.note_opened(peer_qpn)
 
     def _greet(self) -> None:
         """Send the first message, which iWARP demands of the connecting side."""
@@ -721,7 +778,11 @@ class Connection:
         self._state.show_life_to(group)
 
     def _on_interval(self, *, silent: bool) -> None:
-        if silent and not self._state.asking and not self.config.raw:
+        if not silent or self.config.raw:
+            return
+        if self._state.asking:
+            self._link.note("hears nothing from the peer, which was asked")
+        else:
             self._state.asking = True
             self._sender.control(FrameKind.PING)
 
@@ -796,6 +857,8 @@ class Connection:
             if self._outcome.cause is None:
                 self._large.exposer.on_done(*done)
         if self._outcome.cause is None and state.said & 1 << FrameKind.END:
+            if not (self._receiver.ended or self._outcome.closing):
+                self._link.note("the peer has closed")
             self._receiver.end(ended_error)
         if self._outcome.cause is None and state.said & 1 << FrameKind.ABORT:
             error = aborted_error(state.peer_reason)
@@ -876,6 +939,9 @@ class Connection:
         if outcome.cause is not None:
             return
         outcome.cause = cause
+        if "opened_at" in self._facts and self._broke_by is not None:
+            count("connections_lost")
+        self._link.note("ends: %s", reason_of(cause))
         self._state.over = True
         if self._established is not None and not self._established.done():
             self._established.set_exception(outcome.failure())

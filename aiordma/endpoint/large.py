@@ -62,7 +62,7 @@ from typing import Any, NamedTuple
 
 from aiordma._core import LANDING_SIZE, LANDINGS, Message, MessageState
 from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.link import COPIED_BYTES, Link, lent
+from aiordma.endpoint.link import COPIED_BYTES, Link, lent, memory_log
 from aiordma.endpoint.outcome import Outcome, stalled_error
 from aiordma.endpoint.receiving import Large, Receiver, Window
 from aiordma.endpoint.sending import Sender
@@ -700,6 +700,7 @@ class Landings:
         number = next(n for n, size in enumerate(LANDING_SIZES) if size >= wanted)
         if made := self._registered(LANDING_SIZES[number], _LANDS):
             region, view = made
+            self._link.note("has a landing of %d bytes", region.length, log=memory_log)
             if not state.landing:
                 self._link.open_access(Access.REMOTE_WRITE)
             self._link.check(state.land(number, region.addr, region.rkey, view))
@@ -770,6 +771,7 @@ class LargeMessages:
     def exposer(self) -> Exposer:
         """Messages to the peer."""
         if self._exposer is None:
+            self._link.note("has its first large message to send", log=memory_log)
             self._exposer = Exposer(
                 self._link, self._sender, self._outcome, self._config, self._receiver.window
             )
@@ -808,6 +810,7 @@ class LargeMessages:
             except OSError as exc:
                 self._link.fail(exc)
                 return
+            self._link.note("has its first large message to receive", log=memory_log)
             self.fetcher = self._receiver.fetcher = Fetcher(
                 self._link, self._sender, self._receiver, self._config, self._reads,
                 checked=self.checked,

@@ -15,23 +15,23 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
-import logging
 from typing import Any
 
 from aiordma.arguments import check_seconds
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.outcome import Outcome
 from aiordma.errors import NotSupportedError, ResourceClosedError
+from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_loop
-from aiordma.memory.remote import RemoteRegion
+from aiordma.memory.remote import RemoteRegion, words_of
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion, check_memory
 
 __all__ = ["Lease", "rights_of"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of("memory")
 _WRITES = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 _REVOKE_S = 30.0
 
@@ -191,3 +191,13 @@ class Lease:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.revoke()
+
+    def __repr__(self) -> str:
+        # No address and no key: a repr ends up in logs.
+        if self._open is not None:
+            state = f"open, {self._open.length} bytes"
+        elif self._revoking is not None:
+            state = "closed" if self._revoking.done() else "closing"
+        else:
+            state = "new" if self._buffer is not None else "closed"
+        return f"<Lease {state}, {words_of(self._rights)}, #{self._link.number}>"

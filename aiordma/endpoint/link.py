@@ -33,6 +33,7 @@ from aiordma.endpoint.slots import Common, Slots
 from aiordma.errors import os_error
 from aiordma.link.adapter_side import AdapterSide, Closing, Owner
 from aiordma.link.buffers import Buffers
+from aiordma.logs import log_of
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.elastic import ElasticArena
 from aiordma.verbs.context import Context
@@ -42,7 +43,10 @@ from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QueuePair
 from aiordma.verbs.wc import WCRecord
 
-__all__ = ["COPIED_BYTES", "Link", "lent"]
+__all__ = ["COPIED_BYTES", "Link", "lent", "memory_log"]
+
+#: Of memory that comes with traffic.
+memory_log = log_of("memory")
 
 _SIGNALED = int(SendFlags.SIGNALED)
 _SOLICITED = int(SendFlags.SOLICITED)
@@ -350,6 +354,20 @@ class Link(AdapterSide):
             self.qp.modify(QPAttrMask.ACCESS_FLAGS, qp_access_flags=self.allowed)
         except OSError as exc:
             self.fail(exc)
+
+    # Seen from outside
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of its slots, and of its share of the budget of large messages.  In any thread."""
+        return self.slots.pinned_bytes + self.buffers.pinned_bytes
+
+    def _sums(self) -> str:
+        state = self.state
+        return (
+            f": {state.messages_sent} messages of {state.bytes_sent} bytes sent, "
+            f"{state.messages_received} of {state.bytes_received} received"
+        )
 
     # End
 

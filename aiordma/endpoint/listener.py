@@ -40,6 +40,8 @@ from aiordma.link.dialing import warm_up
 from aiordma.link.limits import DEFAULT_LIMITS, ListenerLimits
 from aiordma.link.listening import choose, require_device, resolve
 from aiordma.link.refusal import RefusalReason, seal_refusal
+from aiordma.link.source import peer_text
+from aiordma.link.tally import Operation, peer_attributes
 from aiordma.loop import fork, registry
 from aiordma.loop.limit import PatientLimit
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
@@ -323,10 +325,23 @@ class Listener:
         self.close()
         await self.wait_closed()
 
+    def _seen(self) -> dict[str, Any]:
+        """The listener as `aiordma.metrics` shows it; in any thread, without a call of C."""
+        return {
+            "kind": "messages",
+            "state": "closed" if self._acceptor.closed else "listening",
+            "unaccepted": self._unaccepted,
+            **self._acceptor.seen(),
+            "large_message_bytes": self._budget.used,
+        }
+
     def __repr__(self) -> str:
+        if self._device_removed:
+            return "<Listener closed, cause=its RDMA device was removed>"
         if self._acceptor.closed:
             return "<Listener closed>"
-        return f"<Listener {self.sockname[0]} port {self.sockname[1]}>"
+        where = f"{self.sockname[0]} port {self.sockname[1]}"
+        return f"<Listener {where}, {self._acceptor.ledger.connections} connections>"
 
     def __del__(
         self, _warn: Callable[..., None] = warnings.warn, _gone: Any = sys.is_finalizing
@@ -445,12 +460,20 @@ class ConnectRequest:
         return f"<ConnectRequest {state} peer={self.peername}>"
 
 
+def _attributes(request: Request) -> dict[str, Any]:
+    """Facts about an accept, for tracers."""
+    return peer_attributes(request.peername)
+
+
 async def _accepted(
     listener: Listener, request: Request, private_data: bytes, config: ConnectionConfig
 ) -> Connection:
     """Accept a request within `config.handshake_timeout_s`; as `ConnectRequest.accept`."""
     try:
-        with PatientLimit(config.handshake_timeout_s):
+        with (
+            Operation("accept", functools.partial(_attributes, request)),
+            PatientLimit(config.handshake_timeout_s),
+        ):
             return await _made(listener, request, private_data, config)
     except TimeoutError as exc:
         text = f"{request.peername} did not confirm within {config.handshake_timeout_s} s"
@@ -472,6 +495,8 @@ async def _made(
         raise
     # Not more than the client wants, and serves.
     offer = plan.offer(link.context.attributes, event.responder_resources, event.initiator_depth)
+    peer = peer_text(request.peername)
+    link.note("accepts %s by queue pair %d", peer, link.qp.num)
     try:
         # Before the answer: the client's first messages may come with its confirmation.
         ends = request.peername, request.sockname
@@ -486,11 +511,14 @@ async def _made(
         else:
             await _confirmed(request, offer, private_data, greeting.done)
             await greeting
-    except BaseException:
+    except BaseException as exc:
+        if not connection.is_closing:
+            link.note("is not made: %r", exc)
         connection.abort()
         raise
     request.leave()
     listener._clients.add(connection)
+    connection._opened(event.qp_num)
     if hello is None:
         connection.private_data = event.private_data
         connection._watch()

@@ -37,7 +37,7 @@ from typing import Protocol
 
 from aiordma._core import Message, MessageState
 from aiordma.endpoint.config import CONTROL_SLOTS, MIN_WINDOW, ConnectionConfig
-from aiordma.endpoint.link import COPIED_BYTES, Link
+from aiordma.endpoint.link import COPIED_BYTES, Link, memory_log
 from aiordma.loop.empty import EMPTY
 from aiordma.loop.wait_line import WaitLine
 
@@ -133,6 +133,7 @@ class Window:
             state.control += min(answers, len(slots))
             state.grown = True
             self._fit()
+            self._link.note("has %d slots to receive", arena.count, log=memory_log)
         self._post(slots)
         return len(slots)
 

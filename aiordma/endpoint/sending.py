@@ -21,16 +21,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 
 from aiordma._core import EVENT_ROOM, MessageState, Waiting
 from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.link import Link
+from aiordma.endpoint.link import Link, memory_log
 from aiordma.endpoint.outcome import Outcome, stalled_error
 from aiordma.endpoint.wire import FrameKind
 from aiordma.link.ending import Ending
+from aiordma.logs import log_of
 from aiordma.loop import background
 from aiordma.loop.empty import EMPTY
 from aiordma.loop.limit import Limit
@@ -38,7 +38,7 @@ from aiordma.loop.timers import Timer, call_later, now
 
 __all__ = ["Goodbye", "Sender"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of("connection")
 
 
 class Sender:
@@ -134,6 +134,7 @@ class Sender:
         slots = list(arena.grow(self.room))
         if arena.count != before:
             self._link.fit()  # the keys of the slots, before a send can have one
+            self._link.note("has %d slots to send", arena.count, log=memory_log)
         for slot in slots:
             self._state.give_slot(slot)
         return bool(self._state.n_free)
@@ -340,7 +341,7 @@ class Goodbye:
             with Limit(self._config.close_timeout_s, "the goodbye"):
                 await self.say_end(drained)
         except Exception as exc:
-            _log.debug("closing without the peer's confirmation: %r", exc)
+            self._link.note("closes without the peer's confirmation: %r", exc)
 
     async def say_end(self, drained: Callable[[], Awaitable[None]]) -> None:
         """Send END behind all messages, once; returns when everything has arrived.

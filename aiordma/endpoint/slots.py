@@ -215,6 +215,11 @@ class Slots:
         """All memory that is registered now."""
         return [self.first, *self.recv.steps, *self.send.steps]
 
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of `regions`; in any thread."""
+        return sum(region.length for region in self.regions)
+
     def serve_with(self, keeper: Keeper) -> None:
         """Have `keeper` serve later slots as long as the queue pair may use them."""
         for arena in (self.recv, self.send):

@@ -38,12 +38,14 @@ from aiordma.link.dialing import shared_channel
 from aiordma.link.limits import ListenerLimits
 from aiordma.link.listening import Shortages, listen_on
 from aiordma.link.refusal import RefusalReason, refusal
-from aiordma.link.source import source_of
+from aiordma.link.source import peer_text, source_of
+from aiordma.link.tally import count
+from aiordma.logs import log_of
 from aiordma.loop import background
 
 __all__ = ["Acceptor", "Request"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of("listener")
 # The kernel's backlog is for the moment until a request is fetched; if it were the limit, a refusal
 # for want of room would come without a reason.  So much the kernel allows by default
 # (net.rdma_ucm.max_backlog).
@@ -108,7 +110,9 @@ class Request:
     def refuse(self, reason: RefusalReason, why: str) -> None:
         """Refuse for a reason of the library, and not of the program."""
         self._acceptor.refused += 1
-        _log.info("refused %s: %s", self.peername, why)
+        count("refused")
+        extra = {"peer": peer_text(self.peername), "reason": reason.name}
+        _log.tell(logging.INFO, "refused %s: %s", self.peername, why, extra=extra)
         self.reject(refusal(reason))
 
     def reject(self, data: bytes) -> None:
@@ -242,6 +246,8 @@ class Acceptor:
             self.addresses: list[tuple[str, int]] = [
                 cm_id.source or ("0.0.0.0", 0) for cm_id in self._ids
             ]
+            if listen:
+                self._tell("listening")
         except BaseException:
             self.close()
             raise
@@ -250,6 +256,26 @@ class Acceptor:
         """Listen from now on."""
         for cm_id in self._ids:
             cm_id.listen(self._kernel_backlog)
+        self._tell("listening")
+
+    def _tell(self, what: str) -> None:
+        if _log.tells(logging.INFO):
+            where = [peer_text(address) for address in self.addresses]
+            extra = {"addresses": where}
+            _log.tell(logging.INFO, "%s on %s", what, ", ".join(map(str, where)), extra=extra)
+
+    def seen(self) -> dict[str, Any]:
+        """Figures for `aiordma.metrics`; in any thread."""
+        return {
+            "addresses": tuple(self.addresses),
+            "refused": self.refused,
+            "dropped": self.dropped,
+            "half_open": self.places.open,
+            "waiting": self.places.waiting,
+            "connections": self.ledger.connections,
+            "pinned_bytes": self.ledger.pinned,
+            "large_message_bytes": 0,
+        }
 
     # Requests
 
@@ -336,6 +362,7 @@ class Acceptor:
             return False
         _log.info("dropped %s: its handshake takes long, and others wait", side.peer_name())
         self.dropped += 1
+        count("dropped")
         end()
         return True
 
@@ -355,6 +382,8 @@ class Acceptor:
         self.stop_handshakes()
         for cm_id in self._ids:
             cm_id.close()
+        if self._ids:
+            self._tell("no longer listening")
         self._gone += self._ids
         self._ids.clear()
         if self._channel is not None:

@@ -21,8 +21,9 @@ import errno
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
+from aiordma.cm.address import Address
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.description import describe
 from aiordma.errors import (
@@ -32,6 +33,8 @@ from aiordma.errors import (
     completion_error,
 )
 from aiordma.link.completions import Completions
+from aiordma.link.source import peer_text
+from aiordma.logs import Log, log_of
 from aiordma.loop import fork
 from aiordma.loop.limit import Limit
 from aiordma.loop.slots import sub_index
@@ -41,13 +44,19 @@ from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QueuePair
 from aiordma.verbs.wc import WCRecord
 
-__all__ = ["AdapterSide", "Closing", "Owner"]
+__all__ = ["AdapterSide", "Closing", "Owner", "reason_of"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of("connection")
 _FLUSH_GRACE_S = 0.5
 _REASON_S = 2.0  # on a busy machine it can take long to come
 _DESTROY_S = 5.0
 _FLUSHED = int(WCStatus.WR_FLUSH_ERR)
+
+
+def reason_of(error: BaseException) -> str:
+    """The text of an error without its number, for logs and metrics."""
+    text = error.strerror if isinstance(error, OSError) else None
+    return text or str(error) or type(error).__name__
 
 
 class Closing(Protocol):
@@ -84,6 +93,8 @@ class AdapterSide:
     )  # fmt: skip
 
     _owner: Owner | None
+    #: Where the life of such a connection is told.
+    log: ClassVar[Log] = _log
 
     def __init__(
         self,
@@ -176,7 +187,7 @@ class AdapterSide:
         """Record the cause that breaks the connection, and report it; a second cause is ignored."""
         if self.failure is not None:
             return
-        _log.debug("queue pair %d: %r", self.qp.num, cause)
+        self.note("fails: %r", cause)
         if isinstance(cause, ProtocolError):
             # The peer may not get the reason, and its program may not show it.
             _log.warning(
@@ -191,10 +202,48 @@ class AdapterSide:
 
     def peer_name(self) -> str:
         """Address and port of the peer, for a line in the log."""
+        address = self._peer()
+        return "the peer" if address is None else f"{address[0]} port {address[1]}"
+
+    def _peer(self) -> Address | None:
         with contextlib.suppress(OSError, ResourceClosedError):
-            if (address := self.cm_id.destination) is not None:
-                return f"{address[0]} port {address[1]}"
-        return "the peer"
+            return self.cm_id.destination
+        return None
+
+    # Log
+
+    def note(self, text: str, *args: object, log: Log | None = None) -> None:
+        """Log a step of this connection's life at DEBUG, with the number of its connection id.
+
+        Args:
+            text: The line behind the number, with places for `args`.
+            args: Facts, formatted only if the line is wanted.
+            log: Where it belongs; by default where the life of such a connection is told.
+        """
+        log = log or self.log
+        if log.tells(logging.DEBUG):
+            log.tell(logging.DEBUG, "#%d " + text, self.number, *args, extra=self._facts(), above=1)
+
+    def note_opened(self, peer_qpn: int) -> None:
+        """Log that the handshake is done; `peer_qpn` is 0 where the peer does not tell it."""
+        if self.log.tells(logging.DEBUG):
+            there = peer_qpn or "unknown"
+            here = self.qp.num
+            self.note("is open with %s: queue pair %d, there %s", self.peer_name(), here, there)
+
+    @property
+    def number(self) -> int:
+        """Number of the connection in the log; the same in all of its lines."""
+        return self.cm_id.number
+
+    def _facts(self) -> dict[str, object]:
+        """Fields of the records of the log."""
+        peer = peer_text(self._peer())
+        return {"connection": self.number, "peer": peer, "qpn": self.qp.num}
+
+    def _sums(self) -> str:
+        """The work that was done, for the last line of the log."""
+        return ""
 
     def _last_word(self, cause: BaseException) -> bool:
         """Post a message with the cause to the peer, if the subclass has such messages.
@@ -210,7 +259,7 @@ class AdapterSide:
             self.qp.to_error()
         except OSError as exc:
             # The device is gone, or an iWARP connection has moved the queue pair before.
-            _log.debug("queue pair %d to error: %s", self.qp.num, exc)
+            self.note("queue pair to the error state: %s", exc)
 
     @property
     def can_send(self) -> bool:
@@ -241,7 +290,7 @@ class AdapterSide:
             with Limit(_FLUSH_GRACE_S):
                 await self._idle.wait()
         except TimeoutError:
-            _log.debug("queue pair %d: %d requests never flushed", self.qp.num, self.under_way)
+            self.note("%d requests never flushed", self.under_way)
 
     def came_back(self) -> None:
         """End the wait of `quiesce` with the last request that was under way."""
@@ -253,6 +302,7 @@ class AdapterSide:
         if self.closed:
             return
         self.closed = True
+        told = self._facts() if self.log.tells(logging.DEBUG) else None  # while the peer is known
         if self._unexplained is not None:
             self._unexplained.cancel()
             self._unexplained = None
@@ -266,6 +316,9 @@ class AdapterSide:
         for function in functions:
             function()
         self._owner = None
+        if told is not None:
+            text = f"#{self.number} is closed{self._sums()}"
+            self.log.tell(logging.DEBUG, "%s", text, extra=told)
 
     def _give_back(self) -> Sequence[Closing]:
         """Close the subclass's resources beside the queue pair; return those to wait for."""
@@ -298,6 +351,15 @@ class AdapterSide:
                         _log.warning("%r: %s", resource, exc)
         except TimeoutError:
             _log.info("queue pair %d: destroying it takes long", self.qp.num)
+
+    def gid_index(self) -> int | None:
+        """Index of this side's GID in the port's table, asked of the adapter; None on iWARP.
+
+        Raises:
+            OSError: The device is gone.
+            ResourceClosedError: The queue pair is closed.
+        """
+        return None if self.context.is_iwarp else self.qp.query().ah_attr.sgid_index
 
     def describe(self) -> dict[str, Any]:
         """Device, port, GID and so on, as `Connection.get_extra_info` returns them."""

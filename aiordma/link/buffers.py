@@ -128,6 +128,11 @@ class Buffers:
             pool.close()
         return pool
 
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of its account; in any thread."""
+        return 0 if self._account is None else self._account.pinned
+
     def pin(self, region: MemoryRegion) -> None:
         """Keep a region registered until `unpin`, or until the queue pair is gone.
 

@@ -21,6 +21,7 @@ from aiordma.cm.event_channel import EventChannel
 from aiordma.errors import AddressError, ConnectTimeoutError, prefix_address
 from aiordma.link.eyeballs import AllFailedError, interleave, race
 from aiordma.link.pacing import Course, paced
+from aiordma.link.tally import Operation
 from aiordma.loop import background, registry
 from aiordma.loop.limit import Limit, PatientLimit
 from aiordma.loop.workers import call_blocking
@@ -105,6 +106,20 @@ async def dial(
     Cancellation: attempts under way are canceled, and have closed their resources.
     """
     course = Course(limit)
+    with Operation("connect", {"server.address": host, "server.port": port}):
+        return await _dial(host, port, attempt, local_addr, delay, course, discard)
+
+
+async def _dial(
+    host: str,
+    port: int,
+    attempt: Callable[[Address, Address | None, Course], Coroutine[object, object, T]],
+    local_addr: Address | None,
+    delay: float | None,
+    course: Course,
+    discard: Callable[[T], object],
+) -> T:
+    limit = course.limit
 
     def one(address: Address) -> Coroutine[object, object, T]:
         return paced(address, functools.partial(attempt, address, origins[address], course), course)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
@@ -24,7 +23,6 @@ from aiordma.loop.limit import Limit
 
 __all__ = ["Ending", "LastSteps"]
 
-_log = logging.getLogger("aiordma")
 _DISCONNECT_S = 1.0
 
 
@@ -123,10 +121,10 @@ class Ending:
         try:
             self._side.cm_id.start_disconnect()
         except OSError as exc:
-            _log.debug("disconnect: %s", exc)
+            self._side.note("cannot disconnect: %s", exc)
             return
         if self.met and not self.left and not await self.event(_DISCONNECT_S):
-            _log.debug("the peer did not answer the disconnection")
+            self._side.note("the peer has not answered the disconnection")
 
     def peer_left(self) -> None:
         """The connection manager has reported that the connection is down."""

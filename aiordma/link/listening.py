@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 from collections.abc import Callable, Sequence
 
 from aiordma.cm.address import Address, is_loopback, look_up
@@ -18,11 +17,12 @@ from aiordma.cm.enums import Option
 from aiordma.cm.event_channel import EventChannel
 from aiordma.errors import errno_error, prefix_address
 from aiordma.link.dialing import way_to
+from aiordma.logs import log_of
 from aiordma.loop.limit import Limit
 
 __all__ = ["Shortages", "choose", "listen_on", "require_device", "resolve"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of("listener")
 _TRIES = 10
 # An address without an RDMA device, and a family that this machine has not.
 _PASSED_OVER = (errno.ENODEV, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)

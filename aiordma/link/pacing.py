@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 from aiordma.cm.address import Address
 from aiordma.errors import ConnectionRejectedError
+from aiordma.link.tally import count
 from aiordma.loop import registry
 from aiordma.loop.limit import Limit
 from aiordma.loop.wait_line import WaitLine
@@ -158,6 +159,7 @@ async def paced(
                 if not exc.try_again:
                     raise
                 course.refusals += 1
+                count("connect_retried")
                 course.refusal = exc
             else:
                 pace.answers += 1

@@ -1,12 +1,20 @@
-"""The source of a client: the address or network by which limits are counted."""
+"""The addresses of peers: their source, by which limits are counted, and their text for logs."""
 
 from __future__ import annotations
 
 import socket
 
-__all__ = ["source_of"]
+__all__ = ["peer_text", "source_of"]
 
 _MAPPED = bytes(10) + b"\xff\xff"  # an IPv4 address as IPv6 follows
+
+
+def peer_text(address: tuple[str, int] | None) -> str | None:
+    """An address and port as one word for logs, as in `192.0.2.1:5` and `[fe80::1%eth0]:5`."""
+    if address is None:
+        return None
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def source_of(address: str | None) -> str:

@@ -24,7 +24,8 @@ from typing import Any, NoReturn, Protocol
 from aiordma.errors import ForkedError
 
 __all__ = [
-    "Poisonable", "forked_error", "guard", "guard_public", "new_lock", "renew", "use_library",
+    "Poisonable", "forked_error", "guard", "guard_public", "new_lock", "public_objects",
+    "renew", "use_library",
 ]  # fmt: skip
 
 
@@ -60,6 +61,14 @@ _SPECIAL_USES = frozenset({
 guard: Callable[[Poisonable], None] = _guarded.add
 #: Has an object that programs use become a stand-in in every child forked from now on.
 guard_public: Callable[[Any], None] = _public.add
+
+
+def public_objects() -> list[Any]:
+    """The objects of `guard_public` that live; in any thread."""
+    # Copied in one step: other threads make such objects meanwhile.
+    references = _public.data.copy()  # type: ignore[attr-defined]
+    found = (reference() for reference in references)
+    return [each for each in found if each is not None]
 
 
 def forked_error(name: str) -> ForkedError:

@@ -10,17 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import Generic, TypeVar, cast
 
+from aiordma.logs import log_of
+
 __all__ = ["Job"]
 
 T = TypeVar("T")
-_log = logging.getLogger("aiordma")
+_log = log_of()
 
 
 class _State(enum.Enum):

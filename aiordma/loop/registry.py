@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from aiordma.loop import fork
 
-__all__ = ["Shared", "acquire", "keep", "lasting", "let_go"]
+__all__ = ["Shared", "acquire", "find", "keep", "lasting", "let_go"]
 
 
 class Shared(Protocol):
@@ -110,6 +110,13 @@ def acquire(
     entry.users = 1
     entries[key] = entry
     return entry.shared, _Release(entry)
+
+
+def find(key: Hashable, loop: asyncio.AbstractEventLoop) -> object:
+    """Return the object of `loop` for `key`, or None; in any thread, and without making it."""
+    entries: dict[Hashable, _Entry] = getattr(loop, _ATTRIBUTE, None) or {}
+    entry = entries.get(key)
+    return None if entry is None else entry.shared
 
 
 def lasting(key: Hashable, factory: Callable[[], T], loop: asyncio.AbstractEventLoop) -> T:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 __all__ = ["WeakTable"]
@@ -23,14 +24,17 @@ _FEW = 64
 class WeakTable(Generic[T]):
     """Objects by number.
 
+    Args:
+        numbers: Where `add` takes its numbers from; by default 1, 2, 3, ...
+
     Attributes:
         references: Weak references by number, of dead objects, too.
     """
 
     __slots__ = ("_numbers", "_sweep_at", "references")
 
-    def __init__(self) -> None:
-        self._numbers = itertools.count(1)
+    def __init__(self, numbers: Iterator[int] | None = None) -> None:
+        self._numbers = itertools.count(1) if numbers is None else numbers
         self.references: dict[int, weakref.ref[T]] = {}
         self._sweep_at = _FEW
 

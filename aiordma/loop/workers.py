@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 import queue
 import threading
 import time
@@ -19,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from aiordma.errors import errno_error
+from aiordma.logs import log_of
 from aiordma.loop import fork
 from aiordma.loop.job import Job
 from aiordma.loop.limit import Limit
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-_log = logging.getLogger("aiordma")
+_log = log_of()
 
 #: Seconds in which a thread that the kernel has made must have begun to run.
 _START_S = 1.0

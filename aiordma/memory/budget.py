@@ -124,7 +124,11 @@ class SlotBudget:
     @property
     def used(self) -> int:
         """Slots that the members have."""
-        return sum(share.used for share in self._members)
+        return sum(share.used for share in list(self._members))  # in any thread
+
+    def __repr__(self) -> str:
+        waiting = len(self._waiting)
+        return f"<SlotBudget {self.used} of {self.total}, {len(self)} members, {waiting} wait>"
 
     def join(self, guaranteed: int) -> Share:
         """Return a new member.

@@ -150,6 +150,15 @@ class ByteBudget:
         """Bytes of the second half that are held."""
         return self._held[SMALL] + self._held[LARGE]
 
+    @property
+    def used(self) -> int:
+        """Bytes that are held, those that the program has among them."""
+        return sum(self._held)
+
+    def __repr__(self) -> str:
+        waiting = sum(map(len, list(self._line.values())))
+        return f"<ByteBudget {self.used} of {self.total} bytes, {waiting} fetches wait>"
+
     def try_take(self, part: int, size: int, source: str, *, keep: bool = False) -> bool:
         """Take a share of AHEAD or HELD, if it has room; return whether it had.
 
@@ -333,6 +342,11 @@ class Account:
         self._source = source
         self._held = [0] * _PARTS
         self._closed = False
+
+    @property
+    def pinned(self) -> int:
+        """Bytes that it holds, those that the program has among them; in any thread."""
+        return sum(self._held)
 
     def try_take(self, part: int, size: int, *, keep: bool = False) -> bool:
         """As `ByteBudget.try_take`."""

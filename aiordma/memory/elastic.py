@@ -16,11 +16,11 @@ Theory of operation
 from __future__ import annotations
 
 import functools
-import logging
 import mmap
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from aiordma.logs import log_of
 from aiordma.memory.arena import Arena
 from aiordma.memory.budget import Share
 from aiordma.verbs.enums import Access
@@ -29,7 +29,7 @@ from aiordma.verbs.pd import ProtectionDomain
 
 __all__ = ["ElasticArena", "Keeper"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of("memory")
 
 
 class Keeper(Protocol):
@@ -168,7 +168,7 @@ class ElasticArena(Arena):
     @property
     def steps(self) -> list[MemoryRegion]:
         """Memory that is registered now, without the base."""
-        return [chunk.mr for chunk in self._chunks.values()]
+        return [chunk.mr for chunk in list(self._chunks.values())]  # in any thread
 
     def grow(self, again: Callable[[], None]) -> Iterable[int]:
         """Bring a chunk into service and return its slots; none if all are, or the pool has none.

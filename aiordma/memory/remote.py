@@ -21,7 +21,7 @@ from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.mw import MemoryWindow
 
-__all__ = ["RemoteRegion"]
+__all__ = ["RemoteRegion", "words_of"]
 
 # magic, version, rights, key, address, length
 _LAYOUT = struct.Struct("!2sBBIQQ")
@@ -164,7 +164,7 @@ class RemoteRegion:
         asked = int(right)
         missing = asked & ~int(self.rights)
         if missing:
-            msg = f"the peer gives no right to {_words(Access(missing))}: {self!r}"
+            msg = f"the peer gives no right to {words_of(Access(missing))}: {self!r}"
             raise errno_error(errno.EACCES, msg, "the peer names the rights when it exposes memory")
         where = self.addr + offset
         if asked & _ATOMIC and (length != 8 or where % 8):
@@ -195,8 +195,9 @@ class RemoteRegion:
 
     def __repr__(self) -> str:
         # No address and no key: a repr ends up in logs.
-        return f"<RemoteRegion {self.length} bytes, {_words(self.rights)}>"
+        return f"<RemoteRegion {self.length} bytes, {words_of(self.rights)}>"
 
 
-def _words(rights: Access) -> str:
+def words_of(rights: Access) -> str:
+    """The names of the rights of a remote access, joined."""
     return "+".join(word for flag, word in _RIGHTS.values() if rights & flag) or "no rights"

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -27,11 +26,12 @@ from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.listener import Listener, listen
 from aiordma.errors import ConnectionEndedError, RdmaError, ResourceClosedError
 from aiordma.link.limits import ListenerLimits
+from aiordma.logs import log_of
 from aiordma.loop.running import check_loop, check_thread
 
 __all__ = ["Handler", "Server", "serve"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of("listener")
 _BACKLOG = 256
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

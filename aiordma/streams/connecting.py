@@ -167,6 +167,7 @@ async def _connect(
     """A transport whose handshake is done, and which has not begun."""
     cm_id, release = await way_to(address, origin, tos=config.tos, limit=course.limit.seconds)
     undo: list[Callable[[], object]] = [cm_id.close, release]
+    port: StreamPort | None = None
     try:
         port = await StreamPort.open(cm_id, config)
         port.at_close(release)
@@ -175,11 +176,14 @@ async def _connect(
         undo = [transport._discard]
         # iWARP's connection manager wants a read promised.
         parameter = port.plan.parameter(int(port.context.is_iwarp))
+        port.note("connects to %s port %d by queue pair %d", *address, port.qp.num)
         course.asked = True
         # `dial` has a limit for all of it.
         event = await cm_id.connect(parameter, private_data=transport._hello(), timeout=None)
-        transport._meet(event.private_data)
+        transport._meet(event)
     except BaseException as exc:
+        if port is not None:
+            port.note("is not made: %r", exc)
         for function in undo:
             function()
         if isinstance(exc, ConnectionRejectedError):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import logging
 import os
 import socket
 import stat
@@ -23,6 +22,7 @@ from aiordma.cm.address import Address
 from aiordma.link.reach import device_at, device_towards
 from aiordma.link.stream_sockets import obstacle
 from aiordma.link.transport_socket import address_of
+from aiordma.logs import log_of
 from aiordma.streams.connecting import create_connection
 from aiordma.streams.server import create_server
 from aiordma.streams.tls import start_tls
@@ -31,7 +31,7 @@ __all__ = ["RdmaEventLoop", "RdmaLoopMixin", "event_loop_policy", "new_event_loo
 
 When = Literal["device", "always"] | Callable[[str, int], bool]
 _Ts = TypeVarTuple("_Ts")
-_log = logging.getLogger("aiordma")
+_log = log_of()
 _inside = contextvars.ContextVar("inside create_connection", default=False)
 
 if TYPE_CHECKING:

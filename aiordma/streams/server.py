@@ -16,7 +16,6 @@ import asyncio
 import contextvars
 import errno
 import functools
-import logging
 import socket
 import ssl as ssl_module
 import sys
@@ -35,9 +34,11 @@ from aiordma.link.dialing import warm_up
 from aiordma.link.limits import DEFAULT_LIMITS, ListenerLimits
 from aiordma.link.listening import choose, require_device, resolve
 from aiordma.link.refusal import RefusalReason, begins_hello
-from aiordma.link.source import source_of
+from aiordma.link.source import peer_text, source_of
 from aiordma.link.stream_sockets import listening_socket, only_ipv6, take_place
+from aiordma.link.tally import Operation, count, peer_attributes
 from aiordma.link.transport_socket import RdmaTransportSocket
+from aiordma.logs import log_of
 from aiordma.loop import fork, registry
 from aiordma.loop.limit import PatientLimit
 from aiordma.loop.raised import ENDS_THE_LOOP
@@ -53,7 +54,7 @@ from aiordma.streams.transport import RdmaTransport
 
 __all__ = ["RdmaServer", "create_server", "start_server"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of("listener")
 
 
 class RdmaServer(asyncio.AbstractServer):
@@ -152,7 +153,10 @@ class RdmaServer(asyncio.AbstractServer):
         return False
 
     async def _accept(self, request: Request) -> RdmaTransport:
-        with PatientLimit(self._config.handshake_timeout_s, "the handshake"):
+        with (
+            Operation("accept", functools.partial(peer_attributes, request.peername)),
+            PatientLimit(self._config.handshake_timeout_s, "the handshake"),
+        ):
             request.answered = True
             port = await request.open(functools.partial(StreamPort.open, config=self._config))
             discard = port.close
@@ -160,7 +164,8 @@ class RdmaServer(asyncio.AbstractServer):
                 transport = RdmaTransport(port, self._config)
                 discard = transport._discard
                 await self._answer(transport, request)
-            except BaseException:
+            except BaseException as exc:
+                port.note("is not made: %r", exc)
                 discard()
                 raise
             return transport
@@ -169,7 +174,8 @@ class RdmaServer(asyncio.AbstractServer):
         port, event = transport._port, request.event
         if port.context.is_iwarp:
             transport._machine.listen_first()
-        transport._meet(event.private_data)
+        port.note("accepts %s by queue pair %d", peer_text(request.peername), port.qp.num)
+        transport._meet(event)
         # The client's parameter, within the device's limits; rsockets expects it in the answer.
         limits = port.context.attributes
         parameter = port.plan.parameter(
@@ -249,6 +255,7 @@ class RdmaServer(asyncio.AbstractServer):
         def refuse() -> None:
             if not secure.done():
                 self._acceptor.refused += 1
+                count("refused")
                 text = "too many TLS handshakes are under way"
                 secure.set_exception(ConnectionLostError(errno.ECONNABORTED, text))
 
@@ -419,10 +426,20 @@ class RdmaServer(asyncio.AbstractServer):
         except TimeoutError:
             _log.warning("%r: %d connections did not end in time", self, len(self._clients))
 
+    def _seen(self) -> dict[str, Any]:
+        """The server as `aiordma.metrics` shows it; in any thread, without a call of C."""
+        state = "listening" if self._serving else "bound"
+        return {
+            "kind": "streams",
+            "state": "closed" if self._acceptor.closed else state,
+            "unaccepted": 0,
+            **self._acceptor.seen(),
+        }
+
     def __repr__(self) -> str:
         closed = self._acceptor.closed
         where = "closed" if closed else ", ".join(f"{h} port {p}" for h, p in self.addresses)
-        return f"<RdmaServer {where}>"
+        return f"<RdmaServer {where}, {len(self._clients)} connections>"
 
     def __del__(
         self, _warn: Callable[..., None] = warnings.warn, _gone: Any = sys.is_finalizing

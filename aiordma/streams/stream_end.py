@@ -8,17 +8,17 @@ hard would lose bytes that its adapter has taken and not yet delivered.
 from __future__ import annotations
 
 import errno
-import logging
 
 from aiordma.errors import ConnectionLostError, ConnectTimeoutError, lost_error
 from aiordma.link.ending import Ending, LastSteps
+from aiordma.logs import log_of
 from aiordma.rsocket.machine import Machine
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_port import StreamPort
 
 __all__ = ["StreamEnd", "lost", "vanished"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of("stream")
 
 
 def lost(cause: BaseException) -> BaseException:

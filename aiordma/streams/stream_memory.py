@@ -10,10 +10,10 @@ Theory of operation
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable
 
 from aiordma._core import StreamState
+from aiordma.logs import log_of
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.budget import Share, step_budget
 from aiordma.streams.plan import Plan
@@ -23,7 +23,7 @@ from aiordma.verbs.pd import ProtectionDomain
 
 __all__ = ["StreamMemory"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of("memory")
 _THEIRS = Access.LOCAL_WRITE | Access.REMOTE_WRITE
 _NEVER = (1 << 64) - 1
 _PATIENCE = 1024  # messages between two attempts to get a larger ring for sending

@@ -28,6 +28,7 @@ from aiordma.errors import ProtocolError, os_error
 from aiordma.link.adapter_side import AdapterSide, Owner
 from aiordma.link.completions import Completions
 from aiordma.link.shared_queues import SharedQueues
+from aiordma.logs import log_of
 from aiordma.rsocket.machine import Machine, Place, Post
 from aiordma.streams.plan import WORD_SIZE, Plan, plan_of
 from aiordma.streams.stream_config import StreamConfig
@@ -74,6 +75,7 @@ class StreamPort(AdapterSide):
     __slots__ = ("_awaited", "memory", "plan", "state")
 
     _owner: StreamOwner | None
+    log = log_of("stream")
 
     posted: int
 
@@ -271,6 +273,16 @@ class StreamPort(AdapterSide):
             self.probe()
         elif self._owner is not None:
             self._owner._on_flushed()
+
+    # Seen from outside
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of its rings and its table; in any thread."""
+        return sum(region.length for region in self.memory.regions)
+
+    def _sums(self) -> str:
+        return f": {self.state.bytes_sent} bytes sent, {self.state.bytes_received} received"
 
     # End
 

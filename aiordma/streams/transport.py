@@ -23,11 +23,12 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import errno
 import functools
-import logging
 import sys
+import time
 import warnings
 import weakref
 from asyncio import constants, transports
@@ -38,9 +39,18 @@ from aiordma._core import STREAM_FAILED, STREAM_GROW
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.cm.step import Stage
-from aiordma.errors import ConnectionLostError, ProtocolError, cm_error
+from aiordma.errors import (
+    ConnectionLostError,
+    ForkedError,
+    ProtocolError,
+    ResourceClosedError,
+    cm_error,
+)
+from aiordma.link.adapter_side import reason_of
 from aiordma.link.keepalive import Keepalive
 from aiordma.link.stream_sockets import stream_socket
+from aiordma.link.tally import count
+from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_thread, from_finalizer
 from aiordma.loop.timers import now
@@ -53,7 +63,8 @@ from aiordma.streams.stream_port import StreamPort
 
 __all__ = ["RdmaTransport"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of("stream")
+_memory_log = log_of("memory")
 _WARN_AFTER = 5  # calls of write() after the end
 
 
@@ -86,8 +97,9 @@ class RdmaTransport(transports._FlowControlMixin):
     """A stream connection; made by `create_connection`, `open_connection` and the servers.
 
     All of asyncio's `Transport` works, with the same meaning.  `get_extra_info` knows `peername`,
-    `sockname`, `device`, `port` (of the device), `gid`, `link_layer`, `transport`, `mtu`, `qpn`,
-    `provider`, `backend` and `socket`, which is an `RdmaTransportSocket`.
+    `sockname`, `device`, `port` (of the device), `gid`, `gid_index`, `link_layer`, `transport`,
+    `mtu`, `qpn`, `peer_qpn`, `provider`, `number`, `opened_at` and `backend`, as `Connection` does,
+    and `socket`, which is an `RdmaTransportSocket`.
     """
 
     # Attributes of the base class that its type stub does not have.
@@ -123,6 +135,7 @@ class RdmaTransport(transports._FlowControlMixin):
         self._reading = False  # the protocol has seen connection_made
         self._closing = False
         self._over = False
+        self._broke_by: BaseException | None = None
         self._scheduled = False
         port.at_close(self._part)
         port.cm_id._sink = self._on_cm_event
@@ -135,8 +148,9 @@ class RdmaTransport(transports._FlowControlMixin):
     def _hello(self) -> bytes:
         return self._machine.hello()
 
-    def _meet(self, private_data: bytes) -> None:
-        self._machine.meet(private_data)
+    def _meet(self, event: ConnectionEvent) -> None:
+        self._machine.meet(event.private_data)
+        self._extra["peer_qpn"] = event.qp_num or None
 
     def _start(
         self, protocol: Any, waiter: asyncio.Future[None] | None = None, server: Any = None
@@ -146,6 +160,8 @@ class RdmaTransport(transports._FlowControlMixin):
         peername, sockname = self._port.cm_id.destination, self._port.cm_id.source
         self._extra["peername"] = peername
         self._extra["sockname"] = sockname
+        self._extra["number"], self._extra["opened_at"] = self._port.number, time.time()
+        self._port.note_opened(self._extra.get("peer_qpn") or 0)
         if sockname is not None:
             self._extra["socket"] = stream_socket(sockname, peername, self._config)
         self.set_protocol(protocol)
@@ -210,6 +226,7 @@ class RdmaTransport(transports._FlowControlMixin):
     def _note(self, cause: BaseException | None) -> None:
         if self._end.cause is None:
             self._end.cause = cause
+            self._port.note("breaks: %s", cause and reason_of(cause))
         self._gate()
         self._after_drain()
 
@@ -220,6 +237,7 @@ class RdmaTransport(transports._FlowControlMixin):
             self._port.check(self._port.state.error)
         if events & STREAM_GROW and self.is_reading():
             self._port.memory.widen_ring(self._port.state)
+            self._port.note("pins %d bytes", self._port.pinned_bytes, log=_memory_log)
         self._context.run(self._process)
 
     def _on_attention(self) -> None:
@@ -241,6 +259,8 @@ class RdmaTransport(transports._FlowControlMixin):
     def _on_interval(self, *, silent: bool) -> None:
         config = self._config
         if silent and config.keepalive_s is not None:
+            if self._port.posted:
+                self._port.note("hears nothing from the peer, which was asked")
             self._port.probe()
         # Not a quarter: a look may be late, and the next look in time.
         if config.idle_timeout_s is not None and now() - self._shown >= config.idle_timeout_s / 5:
@@ -557,6 +577,11 @@ class RdmaTransport(transports._FlowControlMixin):
         # A server waits for the report, and a KeyboardInterrupt comes between any two steps.
         if self._over and self._server is None:
             return
+        if not self._over:
+            self._broke_by = exc
+            if exc is not None:
+                count("streams_lost")
+            self._port.note("ends: %s", "in good order" if exc is None else reason_of(exc))
         self._over = True
         self._gate()
         self._keepalive.stop()
@@ -637,10 +662,44 @@ class RdmaTransport(transports._FlowControlMixin):
         """Memory that the two ends name to each other and write to, past the stream."""
         return StreamIomap(self._port, self._machine, self._out.control)
 
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """A fact about the stream, by `name`; `default` for a name that is unknown."""
+        if name == "gid_index" and "gid_index" not in self._extra:
+            with contextlib.suppress(OSError, ResourceClosedError, ForkedError):
+                self._extra[name] = self._port.gid_index()
+        return super().get_extra_info(name, default)
+
+    @property
+    def _stage(self) -> str:
+        if self._over or self._closing:
+            return "closed" if self._over else "closing"
+        return "open" if "opened_at" in self._extra else "connecting"
+
+    def _seen(self) -> dict[str, Any]:
+        """The stream as `aiordma.metrics` shows it; in any thread, without a call of C."""
+        port, cause = self._port, self._broke_by
+        return {
+            **self._extra,
+            "number": port.number,
+            "state": self._stage,
+            "device": port.context.name,
+            "qpn": port.qp.num,
+            "cause": None if cause is None else reason_of(cause),
+            "bytes_sent": port.state.bytes_sent,
+            "bytes_received": port.state.bytes_received,
+            "waiting_to_be_received": port.state.readable,
+            "waiting_to_be_sent": self._out.size,
+            "under_way": max(0, port.under_way),
+            "pinned_bytes": 0 if port.closed else port.pinned_bytes,
+        }
+
     def __repr__(self) -> str:
-        state = "closed" if self._over else "closing" if self._closing else "open"
-        peer = self._extra.get("peername")
-        return f"<RdmaTransport {state} peer={peer} device={self._port.context.name}>"
+        peer, cause = self._extra.get("peername"), self._broke_by
+        why = "" if cause is None else f" cause={type(cause).__name__}: {reason_of(cause)}"
+        return (
+            f"<RdmaTransport #{self._port.number} {self._stage} peer={peer} "
+            f"device={self._port.context.name}{why}>"
+        )
 
     def poison_after_fork(self) -> None:
         """In a forked child: a `write` that was kept refuses, as the others do."""

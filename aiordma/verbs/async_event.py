@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import itertools
-import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from typing import NamedTuple, Protocol, Self
 
 from aiordma._ffi import ffi, lib
 from aiordma.errors import device_error, os_error
+from aiordma.logs import log_of
 from aiordma.loop import fork, registry
 from aiordma.loop.pump import FdPump
 from aiordma.loop.raised import ENDS_THE_LOOP, throw
@@ -35,7 +35,7 @@ from aiordma.verbs.enums import AsyncEventType
 
 __all__ = ["AsyncEvent", "DeviceEvents", "Queue", "enroll", "next_token", "subscribe", "watch"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of()
 
 
 @dataclass(frozen=True, slots=True)

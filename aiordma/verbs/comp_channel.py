@@ -26,7 +26,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
-import logging
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -36,6 +35,7 @@ from aiordma._core import Drain, Poller, Readable, Spin
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_pointer
 from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
+from aiordma.logs import log_of
 from aiordma.loop import registry
 from aiordma.loop.pump import FdPump
 from aiordma.loop.raised import ENDS_THE_LOOP, report
@@ -89,7 +89,7 @@ MANAGED = (
 #: As `Drain.sweep` has it.
 _Swept = tuple[int, int, list[Any], bool]
 
-_log = logging.getLogger("aiordma")
+_log = log_of()
 _BUDGET = 256  # completions a wake-up may take before other tasks have a turn
 
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import sys
 import warnings
 import weakref
@@ -35,6 +34,7 @@ from typing import Any, Self
 
 from aiordma._core import Owner
 from aiordma.errors import ResourceBusyError, ResourceClosedError
+from aiordma.logs import log_of
 from aiordma.loop import fork
 from aiordma.loop.job import Job
 from aiordma.loop.limit import Limit
@@ -43,7 +43,7 @@ from aiordma.loop.workers import reaper
 
 __all__ = ["Resource", "ResourceState"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of()
 _STILL_THERE = "something that was made from it is still open, or its device is slow: it goes on"
 # One lock for all: taken for nanoseconds, at creation and destruction only.
 _lock = fork.new_lock()

@@ -8,13 +8,13 @@ only if it has found a completion.
 from __future__ import annotations
 
 import asyncio
-import logging
 import weakref
 from typing import TYPE_CHECKING
 
 from aiordma._core import SafetyPoll
 from aiordma._ffi import ffi, lib
 from aiordma.errors import os_error
+from aiordma.logs import log_of
 from aiordma.loop import fork
 from aiordma.loop.timers import Alarm, Timer, call_later, now
 from aiordma.verbs.attention import ARMED_FOR_ALL
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Safety", "address_of"]
 
-_log = logging.getLogger("aiordma")
+_log = log_of()
 #: Seconds between two safety polls: at least, and, because to wake an idle loop is dear, at most.
 #: Two polls fit into the time that a listener gives a handshake.
 _SAFETY_S, _IDLE_SAFETY_S = 1.0, 4.0

@@ -9,6 +9,7 @@ from pathlib import Path
 import aiordma
 import aiordma.cm
 import aiordma.memory
+import aiordma.metrics
 import aiordma.verbs
 from aiordma import error_words, errors
 from aiordma.endpoint import wire
@@ -90,7 +91,7 @@ def test_every_exception_is_named() -> None:
 
 def test_every_public_name_is_in_the_reference() -> None:
     text = "".join(page.read_text() for page in sorted((DOCS / "api").glob("*.md")))
-    for module in (aiordma, aiordma.cm, aiordma.memory, aiordma.verbs):
+    for module in (aiordma, aiordma.cm, aiordma.memory, aiordma.metrics, aiordma.verbs):
         listed = re.findall(rf"^\.\. auto\w+:: {module.__name__}\.(\w+)$", text, re.M)
         assert sorted(listed) == sorted(module.__all__)
 

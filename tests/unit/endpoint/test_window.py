@@ -66,6 +66,9 @@ class Slots:
     def check(self, code: int) -> None:
         assert code == 0
 
+    def note(self, *_: object, log: object = None) -> None:
+        """As a link with no log."""
+
     def post_recv(self, slots: Iterable[int]) -> None:
         self.posts += slots
 

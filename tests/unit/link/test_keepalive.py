@@ -89,7 +89,8 @@ class Side:
         self.answers = answers
         self._state = SimpleNamespace(alive=False, asking=False)
         self._sender = SimpleNamespace(control=self.ping)
-        self._link = SimpleNamespace(fail=self.fail)
+        self.notes: list[str] = []
+        self._link = SimpleNamespace(fail=self.fail, note=self.notes.append)
         name = f"{'raw_' * self.config.raw}idle_timeout_s of this side's ConnectionConfig"
         interval, limit = plan_of(self.config).silence
         self.keepalive = timed(self.clock, interval, limit, name, late=late)
@@ -122,7 +123,7 @@ class Stream:
         self.words: list[float] = []
         self.failures: list[tuple[float, BaseException]] = []
         state = SimpleNamespace(alive=False)
-        self._port = SimpleNamespace(state=state, probe=self._probe)
+        self._port = SimpleNamespace(state=state, probe=self._probe, posted=0)
         self._machine = SimpleNamespace(show_life=lambda: self.words.append(self.clock.now))
         self._out = SimpleNamespace(control=lambda: None)
         self._shown = 0.0
@@ -141,6 +142,8 @@ def test_a_dead_peer_is_asked_once_and_given_up_in_time() -> None:
     side = Side(answers=False, keepalive_s=10, idle_timeout_s=30)
     side.clock.run_until(100)
     assert len(side.pings) == 1
+    assert side.notes, "the log tells of the silence before the end"
+    assert set(side.notes) == {"hears nothing from the peer, which was asked"}
     ((when, cause),) = side.failures
     assert 30 <= when <= 40
     assert isinstance(cause, ConnectTimeoutError)
@@ -154,6 +157,7 @@ def test_a_quiet_peer_that_answers_is_kept() -> None:
     side = Side(answers=True, keepalive_s=10, idle_timeout_s=30)
     side.clock.run_until(3600)
     assert side.failures == []
+    assert side.notes == []
     assert len(side.pings) >= 100
 
 

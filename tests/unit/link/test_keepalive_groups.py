@@ -69,7 +69,7 @@ class End:
         self.failures: list[tuple[float, BaseException]] = []
         self._state = State(clock)
         self._sender = SimpleNamespace(control=self.ping)
-        self._link = SimpleNamespace(fail=self.fail)
+        self._link = SimpleNamespace(fail=self.fail, note=lambda *_: None)
         interval, limit = plan_of(self.config).silence
         self.keepalive = Keepalive(
             clock,

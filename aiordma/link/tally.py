@@ -1,0 +1,201 @@
+"""Tally: connects, accepts and requests of this process, counted, timed and shown to tracers.
+
+Theory of operation
+    Messages and bytes are counted in C, for each connection, and summed in C (`_core/tally.c`).
+    Here is the rest: events that are rare, and the durations of operations, in buckets with fixed
+    bounds.  `aiordma.metrics` reads all of it.
+
+    A tracer (`aiordma.contrib.opentelemetry`) is told of the same operations.  While there is none
+    it costs a look at an empty tuple.  A tracer that raises is logged, and does no harm.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import Any, Protocol, Self
+
+from aiordma.logs import log_of
+from aiordma.loop import fork
+
+__all__ = [
+    "BOUNDS_S",
+    "OPERATIONS",
+    "Durations",
+    "Operation",
+    "Tracer",
+    "add_tracer",
+    "count",
+    "counts",
+    "durations",
+    "peer_attributes",
+    "remove_tracer",
+]
+
+_log = log_of()
+#: Upper bounds of the buckets, in seconds: a request on an adapter takes microseconds, and a
+#: connect that is tried again takes seconds.
+BOUNDS_S = (
+    1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
+    1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+#: The operations that are timed.
+OPERATIONS = ("connect", "accept", "request", "reply")
+#: The events that are counted.
+EVENTS = (
+    *(f"{operation}_failed" for operation in OPERATIONS),
+    "connect_retried", "refused", "dropped", "connections_lost", "streams_lost",
+)  # fmt: skip
+
+_lock = fork.new_lock()
+
+
+class Tracer(Protocol):
+    """An observer of operations; its methods are called in the operation's task."""
+
+    def begin(self, operation: str, attributes: Mapping[str, Any]) -> Any:
+        """Note that an operation begins.
+
+        Args:
+            operation: "connect", "accept", "request" or "reply".
+            attributes: Facts, by the names of OpenTelemetry.
+
+        Returns:
+            An object for `end`.
+        """
+
+    def end(self, begun: Any, error: BaseException | None) -> None:
+        """Note that an operation is over.
+
+        Args:
+            begun: The object that `begin` has returned for it.
+            error: The exception that it raised, a cancellation among them; None if it succeeded.
+        """
+
+
+class Durations:
+    """Durations of one kind of operation, in buckets.
+
+    Attributes:
+        buckets: Number of durations up to each of `BOUNDS_S`, and above the last; not summed up.
+        total_s: Sum of all durations, in seconds.
+    """
+
+    __slots__ = ("buckets", "total_s")
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all durations."""
+        self.buckets = [0] * (len(BOUNDS_S) + 1)
+        self.total_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count a duration."""
+        bucket = bisect_left(BOUNDS_S, seconds)
+        with _lock:
+            self.buckets[bucket] += 1
+            self.total_s += seconds
+
+    def read(self) -> tuple[tuple[int, ...], float]:
+        """The buckets and the sum, as of one moment."""
+        with _lock:
+            return tuple(self.buckets), self.total_s
+
+
+#: By operation.
+durations = {operation: Durations() for operation in OPERATIONS}
+_counts = dict.fromkeys(EVENTS, 0)
+_tracers: tuple[Tracer, ...] = ()
+
+
+def count(event: str) -> None:
+    """Count an event of `EVENTS`; in any thread."""
+    with _lock:
+        _counts[event] += 1
+
+
+def counts() -> dict[str, int]:
+    """The number of each event, as of one moment."""
+    with _lock:
+        return dict(_counts)
+
+
+def add_tracer(tracer: Tracer) -> None:
+    """Have `tracer` told of the operations that begin from now on."""
+    global _tracers
+    with _lock:
+        _tracers = (*_tracers, tracer)
+
+
+def remove_tracer(tracer: Tracer) -> None:
+    """Undo `add_tracer`; `tracer` still gets the ends of operations under way.  Idempotent."""
+    global _tracers
+    with _lock:
+        _tracers = tuple(each for each in _tracers if each is not tracer)
+
+
+class Operation:
+    """Counts, times and traces an operation; a context manager around the whole of it.
+
+    An exception inside the block makes it a failed operation, which is counted and not timed; a
+    cancellation is neither done nor failed.  The exception goes on.
+
+    Args:
+        kind: One of `OPERATIONS`.
+        attributes: Facts for tracers, such as `server.address`; or a function that returns them,
+            called only if there is a tracer.
+    """
+
+    __slots__ = ("_attributes", "_began", "_begun", "_kind")
+
+    def __init__(self, kind: str, attributes: Any = None) -> None:
+        self._kind = kind
+        self._attributes = attributes
+
+    def __enter__(self) -> Self:
+        self._begun: tuple[tuple[Tracer, Any], ...] = ()
+        if _tracers:
+            self._begin()
+        self._began = time.perf_counter()
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
+        seconds = time.perf_counter() - self._began
+        if error is None:
+            durations[self._kind].add(seconds)
+        elif isinstance(error, Exception):
+            count(f"{self._kind}_failed")
+        for tracer, begun in self._begun:
+            try:
+                tracer.end(begun, error)
+            except Exception as exc:
+                _log.error("a tracer failed", exc_info=exc)
+
+    def _begin(self) -> None:
+        try:
+            attributes = self._attributes
+            attributes = attributes() if callable(attributes) else attributes or {}
+            self._begun = tuple((each, each.begin(self._kind, attributes)) for each in _tracers)
+        except Exception as exc:
+            _log.error("a tracer failed", exc_info=exc)
+
+
+def peer_attributes(address: tuple[str, int] | None) -> dict[str, Any]:
+    """The address of a peer by the names of OpenTelemetry."""
+    if address is None:
+        return {}
+    return {"network.peer.address": address[0], "network.peer.port": address[1]}
+
+
+def _renew() -> None:
+    """In a forked child: it has connected to nothing."""
+    for event in EVENTS:
+        _counts[event] = 0
+    for each in durations.values():
+        each.reset()
+
+
+fork.renew(_renew)

@@ -1,0 +1,36 @@
+"""Counters of this process and of each open connection, stream and listener, by `snapshot`.
+
+Nothing is gathered until a program asks.  `serve` and `dump_on_signal` let `aiordma top` ask;
+`Operation` is for code that sends requests and wants them timed, counted and traced.
+"""
+
+from aiordma.link.tally import Operation, Tracer, add_tracer, remove_tracer
+from aiordma.metrics.serving import Service, dump_on_signal, serve
+from aiordma.metrics.snapshot import (
+    Budget,
+    ConnectionMetrics,
+    Histogram,
+    ListenerMetrics,
+    Snapshot,
+    StreamMetrics,
+    Totals,
+    snapshot,
+)
+
+__all__ = [
+    "Budget",
+    "ConnectionMetrics",
+    "Histogram",
+    "ListenerMetrics",
+    "Operation",
+    "Service",
+    "Snapshot",
+    "StreamMetrics",
+    "Totals",
+    "Tracer",
+    "add_tracer",
+    "dump_on_signal",
+    "remove_tracer",
+    "serve",
+    "snapshot",
+]

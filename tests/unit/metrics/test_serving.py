@@ -1,0 +1,249 @@
+"""The socket and the dump that `aiordma top` reads."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiordma import metrics
+from aiordma.metrics import serving
+from tests.inside.metrics import descriptor_of
+
+LIMIT_S = 30
+
+
+def connected(path: Path) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    made.settimeout(LIMIT_S)
+    made.connect(str(path))
+    return made
+
+
+def asked(path: Path) -> Any:
+    with connected(path) as reader:
+        return json.loads(b"".join(iter(lambda: reader.recv(1 << 16), b"")))
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of this user for sockets."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_each_connect_gets_a_snapshot_and_the_end(runtime: Path) -> None:
+    with metrics.serve() as service:
+        assert service.path == runtime / "aiordma" / f"{os.getpid()}.sock"
+        assert stat.S_IMODE(service.path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(service.path.parent.stat().st_mode) == 0o700
+        for _ in range(3):
+            seen = asked(service.path)
+            assert seen["pid"] == os.getpid()
+            assert seen["totals"]["messages_sent"] >= 0
+        assert "open" in repr(service)
+    assert not service.path.exists()
+    assert "closed" in repr(service)
+    service.close()
+    with metrics.serve() as again:
+        assert asked(again.path)["pid"] == os.getpid()
+
+
+def test_a_socket_that_a_process_has_left_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "left.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:
+        left.bind(str(path))
+    with metrics.serve(path):
+        assert asked(path)["pid"] == os.getpid()
+        with pytest.raises(OSError, match="serves") as caught:
+            metrics.serve(path)
+        assert caught.value.errno == errno.EADDRINUSE
+        assert asked(path)["pid"] == os.getpid()
+
+
+def test_what_is_no_socket_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_text("dear diary")
+    with pytest.raises(FileExistsError):
+        metrics.serve(path)
+    assert path.read_text() == "dear diary"
+    with pytest.raises(TypeError):
+        metrics.serve(7)  # type: ignore[arg-type]
+    with pytest.raises(OSError, match="too long"):
+        metrics.serve(tmp_path / ("x" * 200))
+    with pytest.raises(FileNotFoundError):
+        metrics.serve(tmp_path / "none" / "x.sock")
+
+
+def test_a_folder_that_others_may_write_to_is_refused(runtime: Path) -> None:
+    (runtime / "aiordma").mkdir()
+    (runtime / "aiordma").chmod(0o777)
+    with pytest.raises(PermissionError, match="alone"):
+        metrics.serve()
+    (runtime / "aiordma").rmdir()
+    (runtime / "elsewhere").mkdir()
+    (runtime / "aiordma").symlink_to(runtime / "elsewhere")
+    with pytest.raises(OSError, match=r"alone|exists"):
+        metrics.serve()
+
+
+def test_what_killed_processes_have_left_is_removed(runtime: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, timeout=60
+    )
+    (runtime / "aiordma").mkdir(mode=0o700)
+    left = runtime / "aiordma" / f"{int(run.stdout)}.sock"
+    other = runtime / "aiordma" / "notes"
+    left.touch()
+    other.touch()
+    with metrics.serve():
+        assert not left.exists()
+        assert other.exists()
+
+
+def test_rude_readers_cost_the_next_a_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers that read nothing, that leave at once, and that send."""
+    monkeypatch.setattr(serving, "SEND_S", 0.2)
+    monkeypatch.setattr(serving, "as_json", lambda: b"{}" + b" " * (8 << 20))
+    path = tmp_path / "metrics.sock"
+    with metrics.serve(path) as service, contextlib.ExitStack() as rude:
+        for _ in range(3):
+            rude.enter_context(connected(path))  # never reads
+        connected(path).close()
+        rude.enter_context(connected(path)).sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
+        begun = time.monotonic()
+        assert asked(path) == {}
+        assert time.monotonic() - begun < LIMIT_S
+        begun = time.monotonic()
+        service.close()
+        assert time.monotonic() - begun < 4
+
+
+def test_a_snapshot_that_fails_ends_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "metrics.sock"
+
+    def fails() -> bytes:
+        raise ZeroDivisionError
+
+    with metrics.serve(path):
+        with monkeypatch.context() as patch:
+            patch.setattr(serving, "as_json", fails)
+            with connected(path) as reader:
+                assert reader.recv(1) == b""
+        assert asked(path)["pid"] == os.getpid()
+    assert "no snapshot" in caplog.text
+
+
+def test_a_forked_child_leaves_the_socket_alone(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.sock"
+    with metrics.serve(path) as service:
+        child = os.fork()
+        if child == 0:  # pragma: no cover
+            service.close()
+            os._exit(0 if path.exists() and descriptor_of(service) == -1 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert asked(path)["pid"] == os.getpid()
+
+
+def test_many_connections_are_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = metrics.ConnectionMetrics(1, "open", "rxe0", 17)
+    empty = metrics.snapshot()
+    many = metrics.Snapshot(
+        1.0, 2, empty.totals, empty.connect_s, empty.accept_s, empty.request_s, empty.reply_s,
+        connections=(one,) * 25,
+    )  # fmt: skip
+    monkeypatch.setattr(serving, "snapshot", lambda: many)
+    monkeypatch.setattr(serving, "LISTED", 10)
+    seen = json.loads(serving.as_json())
+    assert (len(seen["connections"]), seen["unlisted_connections"]) == (10, 15)
+
+
+# A dump on a signal
+
+_PROGRAM = """
+import asyncio, signal, sys
+from aiordma import metrics
+
+async def main():
+    print(metrics.dump_on_signal(signal.SIGUSR2, sys.argv[2]), flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+
+if sys.argv[1] == "uvloop":
+    import uvloop
+    uvloop.run(main())
+else:
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_signal_replaces_the_dump(loop: str, tmp_path: Path) -> None:
+    path = tmp_path / "dump.json"
+    with subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, loop, str(path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"{path}\n"
+        first = json.loads(path.read_text())
+        assert first["pid"] == process.pid
+        assert first["dump"] == {
+            "signal": int(signal.SIGUSR2), "began": serving.start_of(process.pid),
+        }  # fmt: skip
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        for _ in range(3):
+            before = json.loads(path.read_text())["time"]
+            process.send_signal(signal.SIGUSR2)
+            while json.loads(path.read_text())["time"] == before:
+                assert time.time() - before < LIMIT_S
+                time.sleep(0.01)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.wait(LIMIT_S) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dump_that_cannot_be_is_refused_at_the_call(tmp_path: Path) -> None:
+    for number in (signal.SIGKILL, signal.SIGSTOP):
+        with pytest.raises(ValueError, match="cannot be handled"):
+            metrics.dump_on_signal(number, tmp_path / "x")
+    with pytest.raises(FileNotFoundError):
+        metrics.dump_on_signal(signal.SIGUSR1, tmp_path / "none" / "x")
+    with pytest.raises(ValueError, match="not a valid"):
+        metrics.dump_on_signal(999, tmp_path / "x")  # type: ignore[arg-type]
+    caught: list[BaseException] = []
+
+    def elsewhere() -> None:
+        try:
+            metrics.dump_on_signal(signal.SIGUSR1, tmp_path / "x")
+        except ValueError as exc:
+            caught.append(exc)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join(LIMIT_S)
+    assert "main thread" in str(caught[0])
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_start_of_a_process() -> None:
+    assert serving.start_of(os.getpid()).isdecimal()
+    assert serving.start_of(2**22 + 1) == ""
