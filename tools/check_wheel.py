@@ -21,6 +21,9 @@ ALLOWED_NEEDED = re.compile(
     r"(libc|libdl|libpthread|ld-linux[\w-]*|libibverbs|librdmacm)\.so\.\d+|libc\.musl-\w+\.so\.1"
 )
 
+#: The library, and its plugin for pytest.
+PACKAGES = ("aiordma", "aiordma_pytest")
+
 #: The compiled modules.
 MODULES = ("aiordma/_core/_compiled", "aiordma/_ffi/_rdma")
 
@@ -54,9 +57,9 @@ class Wheel:
         inside = {
             name for name in zipfile.ZipFile(self._path).namelist() if ".dist-info/" not in name
         }
-        wanted = {str(path) for path in repository_files() if path.parts[0] == "aiordma"}
+        wanted = {str(path) for path in repository_files() if path.parts[0] in PACKAGES}
         missing = sorted(wanted - inside)
-        foreign = sorted(name for name in inside if not name.startswith("aiordma/"))
+        foreign = sorted(name for name in inside if name.partition("/")[0] not in PACKAGES)
         if missing or foreign:
             raise CheckFailedError(f"missing: {missing}; not of the package: {foreign}")
 

@@ -74,11 +74,11 @@ def _surroundings(name: str, options: Options) -> dict[str, str]:
     told = network.environment(options, "host")
     kind = next((kind for kind in ("rxe", "siw") if name.startswith(kind)), name)
     told["AIORDMA_SOFTROCE_DEVICE"] = kind
-    told["AIORDMA_SOFTROCE_ADDR"] = _address(name)
+    told["AIORDMA_SOFTROCE_ADDR"] = address_of(name)
     return told
 
 
-def _address(name: str) -> str:
+def address_of(name: str) -> str:
     """Return the first address of a device's network card.
 
     Raises:
