@@ -11,6 +11,7 @@ import termios
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 LIMIT_S = 60.0
@@ -94,13 +95,18 @@ class Screen:
 
 @contextmanager
 def screen(
-    argv: list[str], environment: Mapping[str, str], *, limit_s: float = LIMIT_S
+    argv: list[str],
+    environment: Mapping[str, str],
+    *,
+    limit_s: float = LIMIT_S,
+    directory: Path | None = None,
 ) -> Iterator[Screen]:
     """Run a program in a terminal of its own, of 33 lines and 77 columns."""
     pid, master = pty.fork()
     if pid == 0:
         try:
             termios.tcsetwinsize(0, (33, 77))
+            os.chdir(directory or ".")
             os.execvpe(argv[0], argv, environment)
         finally:
             os._exit(127)

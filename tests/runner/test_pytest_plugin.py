@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from .conftest import LIMIT, REPOSITORY
+from .keyboard import screen
 
 pytestmark = [pytest.mark.uml, pytest.mark.timeout(600)]
 
@@ -225,6 +226,21 @@ def test_with_xdist(run: Run, project: Path) -> None:
     assert "7 passed, 1 error" in done.stdout
     faulty = {name for name, faults in _cases(project / "report.xml").items() if faults}
     assert faulty == {"test_leaks"}
+
+
+def test_pdb_in_a_terminal(environment: Path, project: Path) -> None:
+    (project / "tests/test_wrong.py").write_text(
+        "async def test_wrong(rdma_pair):\n    value = 41\n    assert value == 42\n"
+    )
+    words = [str(environment / "pytest"), "--softroce", "--pdb", "tests/test_wrong.py"]
+    with screen(words, {**_surroundings(), "TERM": "xterm"}, directory=project) as there:
+        there.until("\\(Pdb\\) ")
+        there.type("p value + 1000\r")
+        there.until("1041\r\n")
+        there.type("q\r")
+        there.until("1 failed")
+        assert there.end() == 2  # as pytest has it: interrupted
+        assert b"\x1b[31m" in there.seen  # colors
 
 
 def test_the_page(run: Run, project: Path) -> None:

@@ -28,11 +28,14 @@ def _start(*command: str, options: tuple[str, ...] = ()) -> AbstractContextManag
     return screen([*words, "--", *command], _SURROUNDINGS)
 
 
+def _children(process: int) -> list[int]:
+    return [int(n) for n in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
 def _session(runner: int) -> int:
     """The guest's session; its keeper is the only child of the runner."""
-    children = Path(f"/proc/{runner}/task/{runner}/children").read_text().split()
-    assert len(children) == 1, children
-    return int(children[0])
+    (keeper,) = _children(runner)
+    return keeper
 
 
 def test_a_shell() -> None:
@@ -72,7 +75,7 @@ def test_the_terminal_is_as_it_was_whatever_the_end() -> None:
     """Ctrl-], SIGTERM, the time limit, the death of the guest: each puts the modes back."""
     ends = ("escape", "term", "limit", "kill", "exit", "unknown")
     for end in ends:
-        options = ("--timeout", "4") if end == "limit" else ()
+        options = ("--timeout", "12") if end == "limit" else ()
         command = ["sh", "-c", "stty raw -echo; echo started; cat"]
         if end in ("exit", "unknown"):
             command = ["sh", "-c", "exit 3"] if end == "exit" else ["no-such-command"]
@@ -98,6 +101,41 @@ def test_the_terminal_is_as_it_was_whatever_the_end() -> None:
             if end in ("kill", "limit"):
                 # The runner's own lines begin at the left.
                 assert b"\r\nsoftroce: " in there.seen
+
+
+def test_a_window_that_changes_during_the_boot() -> None:
+    """And keys that are typed then: nothing is lost, and nothing is taken for the request."""
+    with _start("sh", "-c", "read word; stty size; echo got $word") as there:
+        assert eventually(lambda: bool(_children(there.pid)))
+        there.resize(44, 99)
+        os.kill(there.pid, signal.SIGWINCH)
+        there.type("early\r")
+        there.until("44 99\r\ngot early")
+        assert there.end() == 0
+
+
+def test_virtual_time() -> None:
+    with _start(
+        "sh", "-c", "read word; echo got $word; sleep 3600", options=("--virtual-time",)
+    ) as s:
+        s.type("this\r")
+        s.until("got this")
+        assert s.end() == 0
+
+
+def test_a_command_that_never_lets_time_pass() -> None:
+    """No key reaches it: the escape is the way out."""
+    spin = "while :; do :; done"
+    with _start("sh", "-c", spin, options=("--virtual-time",)) as there:
+        before = there.modes()
+        # Not its output: that takes time, too.
+        assert eventually(lambda: there.modes() != before)
+        there.type("\x03")
+        there.type("\x1d")
+        there.type("x\x1d\x1d")  # not three in a row
+        there.type("\x1d\x1d\x1d")
+        assert there.end() == 130
+        assert there.modes() == before
 
 
 def test_pdb() -> None:
@@ -164,7 +202,7 @@ def test_options_say_otherwise() -> None:
                 there.type("text\r\x04")
             there.until(told)
             assert there.end() == 0
-    with _start("sh", "-c", "tty; stty size; cat", options=("-t", "--timeout", "3")) as there:
+    with _start("sh", "-c", "tty; stty size; cat", options=("-t", "--timeout", "12")) as there:
         there.until("/dev/pts/0\r+\n33 77")
         assert there.end() == 124
 

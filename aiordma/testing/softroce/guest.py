@@ -169,8 +169,8 @@ class Guest:
         ending = 0
         ending_limit = float("inf")
         log_open = True
-        keyboard = self._terminal if self._options.interactive else None
-        keys = Input(0, out, Escape() if keyboard else None) if self._options.interactive else None
+        escape = Escape() if self._terminal is not None else None
+        keys = Input(0, out, escape) if self._options.interactive else None
         while True:
             if talk.status is not None and all(
                 output.idle and output.received >= count
@@ -206,7 +206,8 @@ class Guest:
             for number in signals.take() if signals.fileno() in ready else ():
                 if self._terminal is not None and number in TERMINAL_SIGNALS:
                     self._terminal.handle(number)
-                    talk.send({"size": self._terminal.size()})
+                    if talk.started:  # the guest's first message is the request
+                        talk.send({"size": self._terminal.size()})
                     continue
                 if ending or not talk.started:
                     return STATUS_SIGNAL_BASE + number
@@ -222,9 +223,11 @@ class Guest:
             if log_open and log.fileno() in ready:
                 log_open = self._take_log(log)
             if talk.open and control.fileno() in ready:
+                was_started = talk.started
                 talk.step()
-                if keyboard is not None and talk.started and not keyboard.is_raw:
-                    keyboard.take()
+                if talk.started and not was_started and self._terminal is not None:
+                    self._terminal.take()
+                    talk.send({"size": self._terminal.size()})  # changed during the boot, perhaps
         if ending:
             return STATUS_SIGNAL_BASE + ending
         self._take_rest_of_log(log, log_open)

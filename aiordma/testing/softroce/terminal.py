@@ -76,11 +76,12 @@ class Terminal:
         """
         if not self._keyboard:
             return
-        if self._saved is None:
-            self._saved = termios.tcgetattr(0)
-        # Keys that were typed during the boot are kept.
-        tty.setraw(0, termios.TCSANOW)
-        self.is_raw = True
+        with contextlib.suppress(termios.error):  # it has been hung up
+            if self._saved is None:
+                self._saved = termios.tcgetattr(0)
+            # Keys that were typed during the boot are kept.
+            tty.setraw(0, termios.TCSANOW)
+            self.is_raw = True
 
     def give_back(self, *, undo: bool = False) -> None:
         """Put the terminal's modes back; may be called at any time, and again.
