@@ -318,7 +318,7 @@ def settle_s(item: pytest.Item) -> float:
 
 
 def report_leaks(item: pytest.Item, left: list[str]) -> None:
-    """Fail with what was left behind, or add it to an earlier failure."""
+    """Fail with a line for each thing that was left, or add the lines to an earlier failure."""
     if not left:
         return
     text = "\n".join(["the test left behind:", *(f"  {line}" for line in left)])

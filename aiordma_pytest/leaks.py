@@ -47,7 +47,7 @@ def warm() -> None:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a process has at a moment.
+    """Tasks, descriptors and RDMA objects of a process at a moment.
 
     Attributes:
         tasks: of the running loop that have not ended, without the task that looks.
@@ -77,7 +77,7 @@ class Snapshot:
 
 
 def left_behind(before: Snapshot, settle_s: float) -> list[str]:
-    """Return what a test has left, after a time in which it may end; blocks meanwhile.
+    """Return the things that a test has left, after a time to end in; blocks meanwhile.
 
     The library ends connections in the background, and other libraries do the like.
     """
@@ -88,7 +88,7 @@ def left_behind(before: Snapshot, settle_s: float) -> list[str]:
 
 
 async def left_behind_in_loop(before: Snapshot, settle_s: float) -> list[str]:
-    """Return what a test has left, after a time in which the loop runs and it may end."""
+    """Return the things that a test has left, after a time in which the loop runs."""
     deadline = time.monotonic() + settle_s
     while (now := Snapshot.now()).without(before) and time.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(_POLL_S)

@@ -94,7 +94,7 @@ def test_each_need_is_told(
 
         monkeypatch.setattr(os, "statvfs", full)
     elif missing == "ptrace":
-        monkeypatch.setattr(check, "_TRACE_ME", 16)  # to attach to process 0, which none may
+        monkeypatch.setattr(check, "TRACE_ME", 16)  # to attach to process 0, which none may
     else:
         monkeypatch.setattr(kernel_build, "NEEDED_BYTES", 1 << 44)
     assert cli.main(["--check", "--engine", "uml", *options]) == 1

@@ -20,7 +20,8 @@ from .options import Options
 _PROGRAMS = ("gcc", "make", "flex", "bison", "bc", "tar", "xz", "bzip2")
 _TOOLS = ("ip", "rdma", "tc")
 _TRY_SECONDS = 120.0
-_TRACE_ME = 0
+#: PTRACE_TRACEME.
+TRACE_ME = 0
 _PTRACE_SECONDS = 10.0
 
 
@@ -197,7 +198,7 @@ def _ptrace() -> Finding:
     child = os.fork()
     if child == 0:
         try:
-            if ctypes.CDLL(None, use_errno=True).ptrace(_TRACE_ME, 0, 0, 0) == 0:
+            if ctypes.CDLL(None, use_errno=True).ptrace(TRACE_ME, 0, 0, 0) == 0:
                 os.kill(os.getpid(), signal.SIGSTOP)
                 os._exit(0)
             os._exit(ctypes.get_errno())
