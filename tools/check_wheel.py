@@ -26,6 +26,9 @@ ALLOWED_NEEDED = re.compile(
     r"(libc|libdl|libpthread|ld-linux[\w-]*|libibverbs|librdmacm)\.so\.\d+|libc\.musl-\w+\.so\.1"
 )
 
+#: The library, and its plugin for pytest.
+PACKAGES = ("aiordma", "aiordma_pytest")
+
 #: The compiled modules.
 MODULES = ("aiordma/_core/_compiled", "aiordma/_ffi/_rdma")
 #: The folders whose C is compiled, and not in the wheel.
@@ -93,7 +96,7 @@ class Package:
         wanted = {
             str(path)
             for path in repository_files()
-            if path.parts[0] == "aiordma"
+            if path.parts[0] in PACKAGES
             and not (str(path.parent) in COMPILED and path.suffix in (".c", ".h"))
         }
         if missing := wanted - inside:

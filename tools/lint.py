@@ -146,7 +146,15 @@ def check_shell() -> None:
 
 def check_types() -> None:
     """Run mypy over the folders of its configuration that are there."""
-    wanted = ("aiordma", "tests", "examples", "tools", "docs/conf.py", "build_ffi.py")
+    wanted = (
+        "aiordma",
+        "aiordma_pytest",
+        "tests",
+        "examples",
+        "tools",
+        "docs/conf.py",
+        "build_ffi.py",
+    )
     call(BIN / "mypy", *(name for name in wanted if has_python(ROOT / name)), cwd=ROOT)
 
 

@@ -296,7 +296,7 @@ STAGES: tuple[Stage, ...] = (
         "the program that runs a command where a device is",
         "tests/runner",
         *("-m", "not qemu"),
-        limit_s=900,
+        limit_s=1200,
         after="kernel",
     ),
     _device(

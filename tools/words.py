@@ -32,7 +32,7 @@ from checks import ROOT, repository_files
 LIBRARY = "aiordma"
 PYTHON, C = (".py", ".pyi"), (".c", ".h")
 #: Pages and programs whose words are checked beside the library's.
-PAGES = ("README.md", "CONTRIBUTING.md", "docs", "examples")
+PAGES = ("README.md", "CONTRIBUTING.md", "docs", "examples", "aiordma_pytest")
 #: Pages that tools write; their words are those of the tests.
 WRITTEN = ("docs/jverbs-rows.md",)
 #: Pages whose references to files and names are checked, too.

@@ -269,7 +269,7 @@ class Ping:
 
     async def _connected(self) -> Connection:
         connection = self._connection
-        if connection is not None and not connection.is_closing:
+        if connection is not None and not connection.is_closing():
             return connection
         await self._disconnect()
         connection = await connect(

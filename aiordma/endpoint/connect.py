@@ -217,7 +217,7 @@ async def _one(
             connection._greet()
         connection._opened(event.qp_num)
     except BaseException as exc:
-        if link is not None and (connection is None or not connection.is_closing):
+        if link is not None and (connection is None or not connection.is_closing()):
             link.note("is not made: %r", exc)
         if connection is not None:
             connection.abort()

@@ -512,7 +512,7 @@ async def _made(
             await _confirmed(request, offer, private_data, greeting.done)
             await greeting
     except BaseException as exc:
-        if not connection.is_closing:
+        if not connection.is_closing():
             link.note("is not made: %r", exc)
         connection.abort()
         raise

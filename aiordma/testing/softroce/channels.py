@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .errors import InfrastructureError
+from .terminal import Escape
 
 #: Atomic for a pipe, so that a write that `poll` allows never blocks.
 _CHUNK = select.PIPE_BUF
@@ -64,6 +65,58 @@ class Output:
         self.received += len(self._pending)
         if not self._pending:
             self.open = False
+
+
+class Input:
+    """Standard input of the runner on its way to the guest, with at most one chunk in between.
+
+    The guest gets frames, a length of four bytes and so many bytes; the frame of length 0 is the
+    end. The end of the channel itself would be the end of the guest's device.
+    """
+
+    def __init__(self, source: int, channel: socket.socket, escape: Escape | None) -> None:
+        """Begin with an empty chunk.
+
+        Args:
+            source: the descriptor to read.
+            channel: gets the frames.
+            escape: told of each key, if the source is a terminal.
+        """
+        self._source = source
+        self._channel = channel
+        self._escape = escape
+        self._pending = b""
+        self.open = True
+        self.escaped = False
+
+    def interest(self) -> tuple[int, int] | None:
+        """Return the descriptor and the event to wait for, or None after the end."""
+        if self._pending:
+            return self._channel.fileno(), select.POLLOUT
+        return (self._source, select.POLLIN) if self.open else None
+
+    def step(self) -> None:
+        """Move as many bytes as is possible, once the event is there."""
+        if self._pending:
+            try:
+                sent = self._channel.send(self._pending, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except (BrokenPipeError, ConnectionResetError):
+                # The guest is gone, which is told elsewhere.
+                self._pending, self.open = b"", False
+                return
+            self._pending = self._pending[sent:]
+            return
+        try:
+            data = os.read(self._source, _CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""  # a terminal that has been hung up
+        self.open = bool(data)
+        self.escaped |= self._escape is not None and self._escape.add(data)
+        self._pending = len(data).to_bytes(4, "big") + data
 
 
 def receive(source: socket.socket) -> bytes:

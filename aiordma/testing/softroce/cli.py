@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
+from typing import Any
 
+from . import terminal
+from .check import check
 from .errors import STATUS_SIGNAL_BASE, SoftroceError, UsageError
 from .options import DEFAULT_MTU, DEFAULT_TIMEOUT, DEVICES, ENGINES, Options, parse_size
 from .runner import run
@@ -14,7 +18,10 @@ _DESCRIPTION = """\
 Run a command where a real RDMA device is, without RDMA hardware. The command sees the files of this
 machine, its own environment and working directory, and an RDMA device with address 10.80.0.1
 (AIORDMA_SOFTROCE_ADDR); with --hosts 2 there is a second one, 10.80.0.2 (AIORDMA_SOFTROCE_ADDR2).
-Standard input is empty. When the command ends, everything that it left running is ended too."""
+When the command ends, everything that it left running is ended too.
+
+In a terminal, the command has one, too. Otherwise its standard input is empty, unless -i is given.
+--check says what is missing on this machine, and needs no command."""
 
 _EPILOG = """\
 exit status: that of the command, 128+N if signal N ended it; 127 not found; 126 not executable;
@@ -65,14 +72,45 @@ def options_parser() -> argparse.ArgumentParser:
     add(
         "--timeout",
         type=float,
-        default=DEFAULT_TIMEOUT,
         metavar="SECONDS",
-        help=f"real time, after which everything is killed (default {DEFAULT_TIMEOUT:g})",
+        help="real time, after which everything is killed (default: none with a terminal that is "
+        f"read, else {DEFAULT_TIMEOUT:g})",
+    )
+    add(
+        "-i",
+        "--interactive",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="the command reads this program's standard input (default: in a terminal)",
+    )
+    add(
+        "-t",
+        "--tty",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="the command has a terminal (default: in a terminal); Ctrl-] three times within a "
+        "second ends a command that answers no key",
+    )
+    add(
+        "--check",
+        action="store_true",
+        help="say what is missing on this machine, and end with 0 if nothing is, else with 1",
     )
     add("--install", action="store_true", help="as root, install packages that are missing")
     add("-v", "--verbose", action="store_true", help="show the logs of the kernel and of a build")
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
+
+
+def _decide_terminal(values: dict[str, Any]) -> None:
+    """Fill in the options of a terminal that the command line has not given."""
+    if values["interactive"] is None and values["tty"] is None and terminal.wanted():
+        values.update(interactive=True, tty=True)
+    values.update(interactive=bool(values["interactive"]), tty=bool(values["tty"]))
+    if values["timeout"] is None:
+        # A person at a terminal ends the command when it is time.
+        has_person = values["interactive"] and values["tty"]
+        values["timeout"] = math.inf if has_person else DEFAULT_TIMEOUT
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,14 +120,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command: list[str] = values.pop("command")
     if command[:1] == ["--"]:
         command = command[1:]
+    checks: bool = values.pop("check")
+    _decide_terminal(values)
     try:
-        if not command:
+        if checks and command:
+            raise UsageError("--check takes no command")
+        if not command and not checks:
             raise UsageError("no command was given: put it after --")
         if values["memory"] is not None:
             values["memory"] = parse_size(values["memory"])
         # Checked before anything is looked up, so that a mistake is reported at once.
-        Options(**values)
-        return run(command, **values)
+        options = Options(**values)
+        return check(options) if checks else run(command, **values)
     except SoftroceError as error:
         sys.stderr.write(f"softroce: {error}\n")
         return error.exit_status

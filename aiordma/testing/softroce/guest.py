@@ -23,11 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from . import tools
-from .channels import Control, Output, receive
+from .channels import Control, Input, Output, receive
 from .errors import STATUS_SIGNAL_BASE, STATUS_TIMEOUT, InfrastructureError
 from .network import Plan
 from .options import Options
 from .signals import SignalPipe
+from .terminal import SIGNALS as TERMINAL_SIGNALS
+from .terminal import Escape, Terminal
 
 INIT = Path(__file__).with_name("guest_init.py")
 
@@ -38,7 +40,7 @@ _LOG_LINES = 40
 
 
 def request(
-    argv: Sequence[str], plan: Plan, environment: Mapping[str, str], directory: str | None = None
+    argv: Sequence[str], plan: Plan, environment: Mapping[str, str], options: Options
 ) -> dict[str, Any]:
     """Return the request to `guest_init.py`: the set-up, the command, and how to run it.
 
@@ -46,7 +48,7 @@ def request(
         argv: the command.
         plan: network and devices.
         environment: added to the caller's own.
-        directory: to run in; None is the caller's.
+        options: of the run.
     """
 
     def text(value: str) -> str:
@@ -54,12 +56,17 @@ def request(
 
     mask = os.umask(0o077)
     os.umask(mask)
+    terminal = Terminal(keyboard=options.interactive).description() if options.tty else None
     return {
         "argv": [text(argument) for argument in argv],
         "environment": {
             text(name): text(value) for name, value in {**os.environ, **environment}.items()
         },
-        "directory": text(directory or os.getcwd()),
+        "directory": text(os.getcwd()),
+        "input": options.interactive,
+        "terminal": terminal,
+        # An error message that was sent to a file is not to be mixed with the rest.
+        "errors_apart": not os.isatty(2),
         "umask": mask,
         "core_limit": list(resource.getrlimit(resource.RLIMIT_CORE)),
         "hostname": socket.gethostname(),
@@ -89,6 +96,7 @@ class Guest:
             self._ours.append(ours)
             self._theirs.append(theirs)
         self._log = bytearray()
+        self._terminal = Terminal(keyboard=options.interactive) if options.tty else None
 
     @property
     def descriptors(self) -> tuple[int, int, int, int]:
@@ -120,7 +128,7 @@ class Guest:
         deadline = time.monotonic() + self._options.timeout
         log = self.descriptors[3]
         process: subprocess.Popen[bytes] | None = None
-        with SignalPipe() as signals:
+        with SignalPipe(*(TERMINAL_SIGNALS if self._terminal else ())) as signals:
             try:
                 process = subprocess.Popen(
                     [sys.executable, "-I", "-S", str(tools.LAUNCH), str(os.getpid()), *command],
@@ -135,6 +143,7 @@ class Guest:
             except BrokenPipeError:
                 return STATUS_SIGNAL_BASE + signal.SIGPIPE
             finally:
+                self._give_back(undo=True)
                 if process is not None:
                     tools.kill(process)
                 self._close(self._ours)
@@ -160,11 +169,14 @@ class Guest:
         ending = 0
         ending_limit = float("inf")
         log_open = True
+        escape = Escape() if self._terminal is not None else None
+        keys = Input(0, out, escape) if self._options.interactive else None
         while True:
             if talk.status is not None and all(
                 output.idle and output.received >= count
                 for output, count in zip(outputs, talk.counts, strict=True)
             ):
+                self._give_back()
                 return STATUS_SIGNAL_BASE + ending if ending else talk.status
             if not talk.open and all(output.idle and not output.open for output in outputs):
                 break
@@ -187,19 +199,35 @@ class Guest:
                 interests[control.fileno()] = talk.interest()
             if log_open:
                 interests[log.fileno()] = select.POLLIN
+            wish = keys.interest() if keys is not None and talk.started else None
+            if wish is not None:
+                interests[wish[0]] = interests.get(wish[0], 0) | wish[1]
             ready = _poll(interests, left)
             for number in signals.take() if signals.fileno() in ready else ():
+                if self._terminal is not None and number in TERMINAL_SIGNALS:
+                    self._terminal.handle(number)
+                    if talk.started:  # the guest's first message is the request
+                        talk.send({"size": self._terminal.size()})
+                    continue
                 if ending or not talk.started:
                     return STATUS_SIGNAL_BASE + number
                 ending, ending_limit = number, time.monotonic() + _GRACE
                 talk.send({"signal": number})
             for output in outputs:
-                if output.open and output.interest()[0] in ready:
+                if output.open and _is_ready(ready, output.interest()):
                     output.step()
+            if keys is not None and wish is not None and _is_ready(ready, wish):
+                keys.step()
+                if keys.escaped:
+                    return STATUS_SIGNAL_BASE + signal.SIGINT
             if log_open and log.fileno() in ready:
                 log_open = self._take_log(log)
             if talk.open and control.fileno() in ready:
+                was_started = talk.started
                 talk.step()
+                if talk.started and not was_started and self._terminal is not None:
+                    self._terminal.take()
+                    talk.send({"size": self._terminal.size()})  # changed during the boot, perhaps
         if ending:
             return STATUS_SIGNAL_BASE + ending
         self._take_rest_of_log(log, log_open)
@@ -211,7 +239,12 @@ class Guest:
             else "the guest ended before it had started"
         )
 
+    def _give_back(self, *, undo: bool = False) -> None:
+        if self._terminal is not None:
+            self._terminal.give_back(undo=undo)
+
     def _timed_out(self) -> int:
+        self._give_back(undo=True)
         tools.say(f"timed out after {self._options.timeout:g} s; everything was killed")
         return STATUS_TIMEOUT
 
@@ -221,7 +254,8 @@ class Guest:
     def _take_log(self, log: socket.socket) -> bool:
         data = receive(log)
         if self._options.verbose and data:
-            sys.stderr.buffer.write(data.replace(b"\r\n", b"\n"))
+            is_raw = self._terminal is not None and self._terminal.is_raw
+            sys.stderr.buffer.write(data if is_raw else data.replace(b"\r\n", b"\n"))
             sys.stderr.flush()
         self._log += data
         del self._log[:-_LOG_LIMIT]
@@ -239,8 +273,14 @@ class Guest:
         return InfrastructureError(f"{text}\n{self._log_name} said last:\n{tail}")
 
 
-def _poll(interests: Mapping[int, int], seconds: float) -> set[int]:
+def _is_ready(ready: Mapping[int, int], interest: tuple[int, int]) -> bool:
+    """Whether what was waited for is there: the events of two users of one descriptor differ."""
+    descriptor, event = interest
+    return bool(ready.get(descriptor, 0) & (event | select.POLLHUP | select.POLLERR))
+
+
+def _poll(interests: Mapping[int, int], seconds: float) -> dict[int, int]:
     poll = select.poll()
     for fd, events in interests.items():
         poll.register(fd, events)
-    return {fd for fd, _ in poll.poll(min(seconds, 3600.0) * 1000)}
+    return dict(poll.poll(min(seconds, 3600.0) * 1000))

@@ -6,11 +6,15 @@ and one to talk to the runner in lines of JSON:
 
 - guest -> runner ``{"ready": true}``, then the runner sends one request (see `guest.request`);
 - guest -> runner ``{"started": true}`` when the command is about to run;
-- runner -> guest ``{"signal": N}`` for the command's process group, any number of times;
+- runner -> guest ``{"signal": N}`` for the command's process group, and ``{"size": [LINES,
+  COLUMNS]}`` of its terminal, any number of times;
 - guest -> runner ``{"exit": STATUS, "bytes": [N, M]}`` when the command has ended and its files are
   written, with the number of bytes sent as its standard output and standard error, or
   ``{"error": TEXT}`` when the guest could not be made ready. The runner turns the guest off once it
   has them all: output still on its way would be lost if the guest did that.
+
+If the command reads the runner's standard input, that comes over the device of its standard output,
+in frames: a length of four bytes and so many bytes; the frame of length 0 is the end.
 
 Text that stands for arbitrary bytes (arguments, environment, directory) is decoded as Latin-1.
 """
@@ -20,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import ipaddress
 import json
 import os
@@ -73,7 +78,7 @@ def _session(out: int, err: int, control: int) -> None:
     _prepare(request)
     _send(control, {"started": True})
     pumps = [_Pump(out), _Pump(err)]
-    status = _run(request, pumps, control, lines)
+    status = _run(request, pumps, control, lines, out)
     os.sync()
     _send(control, {"exit": status, "bytes": [pump.count for pump in pumps]})
     while True:
@@ -251,43 +256,90 @@ class _Pump(threading.Thread):
 
     def __init__(self, target: int) -> None:
         super().__init__(daemon=True)
-        self._source, self.inner = os.pipe2(os.O_CLOEXEC)
+        self.source, self.inner = os.pipe2(os.O_CLOEXEC)
         self._target = target
         self.count = 0
 
+    def become_terminal(self, description: dict[str, Any]) -> None:
+        """Give the command a terminal in place of the pipe."""
+        os.close(self.source)
+        os.close(self.inner)
+        self.source, self.inner = os.openpty()
+        if description["modes"] is not None:
+            termios.tcsetattr(self.inner, termios.TCSANOW, description["modes"])
+        termios.tcsetwinsize(self.inner, description["size"])
+
     def run(self) -> None:
-        while data := os.read(self._source, 65536):
-            self.write(data)
+        # A terminal that no process has open any longer is an error to read.
+        with contextlib.suppress(OSError):
+            while data := os.read(self.source, 65536):
+                self.write(data)
 
     def write(self, data: bytes) -> None:
         _write_all(self._target, data)
         self.count += len(data)
 
 
-def _run(request: dict[str, Any], pumps: list[_Pump], control: int, lines: _Lines) -> int:
+class _Feed(threading.Thread):
+    """Copies the runner's standard input to the command: to its terminal, or to a pipe."""
+
+    def __init__(self, source: int, target: int) -> None:
+        super().__init__(daemon=True)
+        self._source = source
+        self._target = target
+
+    def run(self) -> None:
+        with open(self._source, "rb", closefd=False) as frames:
+            # The command may read no more, or may have ended: the rest is for no process.
+            with contextlib.suppress(OSError):
+                while size := int.from_bytes(frames.read(4), "big"):
+                    _write_all(self._target, frames.read(size))
+            if not os.isatty(self._target):
+                os.close(self._target)
+
+
+def _run(
+    request: dict[str, Any], pumps: list[_Pump], control: int, lines: _Lines, keys: int
+) -> int:
     wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    terminal = -1
+    stdin, feed = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), -1
+    if request["terminal"] is not None:
+        pumps[0].become_terminal(request["terminal"])
+        terminal, stdin, feed = pumps[0].source, pumps[0].inner, pumps[0].source
+    elif request["input"]:
+        stdin, feed = os.pipe2(os.O_CLOEXEC)
+    stderr = pumps[1].inner if terminal < 0 or request["errors_apart"] else pumps[0].inner
     # Before there are threads: with threads no code between fork and exec is safe.
-    child, failure = _spawn(request, pumps[0].inner, pumps[1].inner)
+    child, failure = _spawn(request, (stdin, pumps[0].inner, stderr), is_terminal=terminal >= 0)
+    # A terminal stays open: its last output is there to be read until the command has ended.
+    for descriptor in {stdin, pumps[0].inner, pumps[1].inner}:
+        if terminal < 0 or descriptor != pumps[0].inner:
+            os.close(descriptor)
     for pump in pumps:
-        os.close(pump.inner)
         pump.start()
-    status = _supervise(child, wake_read, control, lines)
+    if request["input"]:
+        _Feed(keys, feed).start()
+    status = _supervise(child, wake_read, control, lines, terminal)
     # Like a container: with its first process ends everything that is left of the command.
     # Otherwise the pipes would stay open, and with them this guest.
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
+    if terminal >= 0:
+        os.close(pumps[0].inner)
     for pump in pumps:
         pump.join()
     if failure is not None:
         status, text = failure
-        pumps[1].write(f"softroce: {text}\n".encode("utf-8", "surrogateescape"))
+        end = "\n" if terminal < 0 or request["errors_apart"] else "\r\n"
+        pumps[1].write(f"softroce: {text}{end}".encode("utf-8", "surrogateescape"))
     return status
 
 
 def _spawn(
-    request: dict[str, Any], out_write: int, err_write: int
+    request: dict[str, Any], standard: tuple[int, int, int], *, is_terminal: bool
 ) -> tuple[int, tuple[int, str] | None]:
     """Start the command; return its process and, if it could not be run, status and reason."""
     argv = [text.encode("latin-1") for text in request["argv"]]
@@ -300,10 +352,10 @@ def _spawn(
     if child == 0:
         try:
             os.setsid()
-            null = os.open("/dev/null", os.O_RDWR)
-            os.dup2(null, 0)
-            os.dup2(out_write, 1)
-            os.dup2(err_write, 2)
+            if is_terminal:
+                fcntl.ioctl(standard[1], termios.TIOCSCTTY, 0)
+            for number, descriptor in enumerate(standard):
+                os.dup2(descriptor, number)
             _limits(request["core_limit"])
             os.umask(request["umask"])
             os.chdir(request["directory"].encode("latin-1"))
@@ -337,8 +389,16 @@ def _limits(core: list[int]) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (core[0], core[1]))
 
 
-def _supervise(child: int, wake: int, control: int, lines: _Lines) -> int:
-    """Reap until `child` has ended, and pass signals on; return its status as a shell does."""
+def _supervise(child: int, wake: int, control: int, lines: _Lines, terminal: int) -> int:
+    """Reap until `child` has ended, and pass signals on; return its status as a shell does.
+
+    Args:
+        child: the command.
+        wake: is readable when a process has ended.
+        control: the device to the runner.
+        lines: of that device.
+        terminal: the command's, or -1.
+    """
     poll = select.poll()
     poll.register(wake, select.POLLIN)
     poll.register(control, select.POLLIN)
@@ -352,6 +412,9 @@ def _supervise(child: int, wake: int, control: int, lines: _Lines) -> int:
         if control in ready:
             lines.read()
             while (message := lines.next()) is not None:
+                if "size" in message:
+                    termios.tcsetwinsize(terminal, message["size"])
+                    continue
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child, message["signal"])
 

@@ -20,7 +20,10 @@ from .errors import (
     STATUS_SIGNAL_BASE,
     STATUS_TIMEOUT,
     InfrastructureError,
+    UsageError,
 )
+from .job import SIGNALS as JOB_SIGNALS
+from .job import Job
 from .options import Options
 from .signals import SignalPipe
 
@@ -33,10 +36,11 @@ _GRACE = 5.0
 
 def has_device() -> bool:
     """Return whether the machine has an RDMA device with an active port."""
-    return bool(_active())
+    return bool(active())
 
 
-def _active() -> list[str]:
+def active() -> list[str]:
+    """Return the names of the RDMA devices with an active port."""
     found = []
     for state in sorted(DEVICES.glob("*/ports/*/state")):
         # A device may go away between the listing and the reading.
@@ -49,7 +53,12 @@ def _active() -> list[str]:
 def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
     """Run `argv` as a child and return its status; see `softroce.run`."""
     options.refuse("host", "virtual_time", "counted", "net", "hosts", "memory", "cpus", "mtu")
-    names = _active()
+    if options.tty and not options.interactive:
+        raise UsageError(
+            "--tty without --interactive is not possible with --engine host, which lends the "
+            "command the terminal of the runner: add --interactive, or use --engine uml"
+        )
+    names = active()
     if names:
         return _child(argv, options, _surroundings(names[0], options), stdout)
     if options.device != "rxe":
@@ -65,11 +74,11 @@ def _surroundings(name: str, options: Options) -> dict[str, str]:
     told = network.environment(options, "host")
     kind = next((kind for kind in ("rxe", "siw") if name.startswith(kind)), name)
     told["AIORDMA_SOFTROCE_DEVICE"] = kind
-    told["AIORDMA_SOFTROCE_ADDR"] = _address(name)
+    told["AIORDMA_SOFTROCE_ADDR"] = address_of(name)
     return told
 
 
-def _address(name: str) -> str:
+def address_of(name: str) -> str:
     """Return the first address of a device's network card.
 
     Raises:
@@ -112,7 +121,7 @@ def _software_device() -> Iterator[None]:
         ):
             _must(words, "use --engine uml")
         deadline = time.monotonic() + _READY_SECONDS
-        while _LINK not in _active():
+        while _LINK not in active():
             if time.monotonic() > deadline:
                 raise InfrastructureError(f"the device {_LINK} did not become active")
             time.sleep(0.02)
@@ -130,15 +139,17 @@ def _must(words: list[str], advice: str) -> None:
 
 
 def _child(argv: Sequence[str], options: Options, told: dict[str, str], stdout: int) -> int:
-    with SignalPipe() as signals:
+    job = Job() if options.tty else None
+    with SignalPipe(*(JOB_SIGNALS if job else ())) as signals:
         try:
             process = subprocess.Popen(
                 argv,
-                stdin=subprocess.DEVNULL,
+                stdin=None if options.interactive else subprocess.DEVNULL,
                 stdout=stdout,
                 env={**os.environ, **told},
                 # Its own group, so that a time limit reaches all processes of the command.
                 process_group=0,
+                preexec_fn=Job.come_to_front if job else None,
             )
         except (FileNotFoundError, NotADirectoryError) as error:
             tools.say(f"{argv[0]}: {error.strerror}")
@@ -147,14 +158,18 @@ def _child(argv: Sequence[str], options: Options, told: dict[str, str], stdout: 
             tools.say(f"{argv[0]}: {error.strerror}")
             return STATUS_NOT_EXECUTABLE
         try:
-            return _await(process, signals, options.timeout)
+            return _await(process, signals, options.timeout, job)
         finally:
+            if job is not None:
+                job.end()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
-def _await(process: subprocess.Popen[bytes], signals: SignalPipe, timeout: float) -> int:
+def _await(
+    process: subprocess.Popen[bytes], signals: SignalPipe, timeout: float, job: Job | None
+) -> int:
     deadline = time.monotonic() + timeout
     ending = 0
     # Readable as soon as the process has ended.
@@ -171,11 +186,16 @@ def _await(process: subprocess.Popen[bytes], signals: SignalPipe, timeout: float
                 status = code if code >= 0 else STATUS_SIGNAL_BASE - code
                 return STATUS_SIGNAL_BASE + ending if ending else status
             if time.monotonic() >= deadline:
+                if job is not None:
+                    job.end()
                 if ending:
                     return STATUS_SIGNAL_BASE + ending
                 tools.say(f"timed out after {timeout:g} s; everything was killed")
                 return STATUS_TIMEOUT
             for number in signals.take():
+                if job is not None and number in JOB_SIGNALS:
+                    job.handle(number, process.pid)
+                    continue
                 if ending:
                     return STATUS_SIGNAL_BASE + number
                 ending = number

@@ -21,13 +21,13 @@ _RECIPE = 1
 
 OLDEST = (6, 1)
 SOURCE = r"linux-source-([0-9.]+)"
-_NEEDED_BYTES = 3 << 29
+NEEDED_BYTES = 3 << 29
 _UNPACK_SECONDS = 1800.0
 _BUILD_SECONDS = 2 * 3600.0
 
 #: Without these no guest can be had; the first is also the tools of the guest.
-_RUNTIME_PACKAGES = ("iproute2", "rdma-core", "ibverbs-providers")
-_BUILD_PACKAGES = ("gcc", "libc6-dev", "make", "flex", "bison", "bc", "xz-utils", "bzip2")
+RUNTIME_PACKAGES = ("iproute2", "rdma-core", "ibverbs-providers")
+BUILD_PACKAGES = ("gcc", "libc6-dev", "make", "flex", "bison", "bc", "xz-utils", "bzip2")
 
 #: Bytes of a register image. The kernel's own number (2696) is too small for processors with AMX,
 #: and ptrace takes and gives no more than the processor has: one kernel serves all.
@@ -78,12 +78,12 @@ def kernel(*, verbose: bool = False, install: bool = False) -> Path:
         Interrupted: a signal came.
     """
     size = register_bytes()
-    key = cache.digest(_CONFIG.read_bytes(), size, _RECIPE)
-    absent = packages.missing(_RUNTIME_PACKAGES)
+    key = _key(size)
+    absent = packages.missing(RUNTIME_PACKAGES)
     found = cache.find(_KIND, key)
     if found is None:
         # One message lists everything that a user without root has to install.
-        absent = packages.missing((*_RUNTIME_PACKAGES, *_BUILD_PACKAGES))
+        absent = packages.missing((*RUNTIME_PACKAGES, *BUILD_PACKAGES))
     if absent:
         log = cache.log_file("packages")
         packages.ensure(absent, "the uml engine", log, verbose=verbose, install=install)
@@ -92,9 +92,22 @@ def kernel(*, verbose: bool = False, install: bool = False) -> Path:
             raise InfrastructureError(f"the uml engine needs the program {tool} (package iproute2)")
     if found is None:
         found = cache.obtain(
-            _KIND, key, _NEEDED_BYTES, lambda shop: _build(shop, size, verbose), what=_WHAT
+            _KIND, key, NEEDED_BYTES, lambda shop: _build(shop, size, verbose), what=_WHAT
         )
     return found / "linux"
+
+
+def cached() -> Path | None:
+    """Return the folder of a kernel that has been built, or None.
+
+    Raises:
+        InfrastructureError: it is not to be trusted.
+    """
+    return cache.find(_KIND, _key(register_bytes()))
+
+
+def _key(size: int) -> str:
+    return cache.digest(_CONFIG.read_bytes(), size, _RECIPE)
 
 
 def _build(shop: cache.Workshop, size: int, verbose: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from dataclasses import dataclass, field
@@ -32,6 +33,18 @@ def parse_size(text: str) -> int:
     return int(match[1]) * _UNITS[match[2].upper()]
 
 
+def _check_input(tty: bool) -> None:
+    """Raise `UsageError` if standard input cannot be passed on."""
+    try:
+        os.fstat(0)
+    except OSError:
+        raise UsageError("--interactive: standard input is closed") from None
+    if tty and not os.isatty(0):
+        raise UsageError(
+            "--tty with --interactive needs a terminal as standard input: leave out --tty"
+        )
+
+
 @dataclass(frozen=True)
 class Options:
     """The options of one run; the names are those of the command line.
@@ -51,6 +64,10 @@ class Options:
         memory: of the guest, in bytes; None leaves the choice to the engine.
         cpus: of the guest; None leaves the choice to the engine.
         timeout: in seconds of real time, after which everything is killed.
+        interactive: the command reads the runner's standard input. Otherwise its own is empty.
+        tty: the command has a terminal, of the size of the runner's; with `interactive`, standard
+            input has to be one, and each key goes to the command. Standard error is part of it,
+            unless the runner's goes elsewhere.
         install: install packages that are missing, as root.
         verbose: show the log of the guest's kernel and of a build.
     """
@@ -65,6 +82,8 @@ class Options:
     memory: int | None = None
     cpus: int | None = None
     timeout: float = DEFAULT_TIMEOUT
+    interactive: bool = False
+    tty: bool = False
     install: bool = False
     verbose: bool = False
     net_words: tuple[str, ...] = field(init=False, default=())
@@ -89,6 +108,8 @@ class Options:
             raise UsageError(f"--cpus {self.cpus}: expected 1 to 64")
         if not self.timeout > 0:
             raise UsageError(f"--timeout {self.timeout}: expected a positive number of seconds")
+        if self.interactive:
+            _check_input(self.tty)
         if self.net is not None:
             try:
                 words = tuple(shlex.split(self.net))

@@ -145,6 +145,14 @@ def newest(pattern: str, least: tuple[int, ...], log: Path) -> str:
     return max(found)[1]
 
 
+def newest_known(pattern: str, least: tuple[int, ...]) -> str | None:
+    """Return what `newest` would, from the lists of packages as they are, or None."""
+    if shutil.which("apt-cache") is None:
+        return None
+    found = _numbered(pattern)
+    return max(found)[1] if found and max(found)[0] >= least else None
+
+
 def _numbered(pattern: str) -> list[tuple[tuple[int, ...], str]]:
     done = tools.query(["apt-cache", "pkgnames", "linux-"])
     whole = re.compile(pattern)

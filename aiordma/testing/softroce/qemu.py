@@ -15,12 +15,13 @@ from .errors import InfrastructureError, UsageError
 from .options import Options
 from .qemu_image import has_module, image
 
-_DEFAULT_MEMORY = 2 << 30
+#: Bytes.
+DEFAULT_MEMORY = 2 << 30
 _DEFAULT_CPUS = 2
 _BOOT_SECONDS = 300.0
-_PROGRAM = "qemu-system-x86_64"
-_PACKAGES = ("qemu-system-x86", "kmod", "busybox-static", "iproute2", "rdma-core")
-_PROVIDERS = "ibverbs-providers"
+PROGRAM = "qemu-system-x86_64"
+PACKAGES = ("qemu-system-x86", "kmod", "busybox-static", "iproute2", "rdma-core")
+PROVIDERS = "ibverbs-providers"
 #: Names the variable with more words for QEMU: it has devices, traces and plugins without end.
 MORE = "AIORDMA_SOFTROCE_QEMU"
 _MODULES = ("rdma_rxe", "rdma_ucm", "ib_uverbs", "ib_umad", "veth", "sch_netem")
@@ -61,14 +62,14 @@ def is_debian() -> bool:
 def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
     """Run `argv` in a guest and return its status; see `softroce.run`."""
     check(options)
-    absent = packages.missing((*_PACKAGES, _PROVIDERS))
+    absent = packages.missing((*PACKAGES, PROVIDERS))
     if absent:
         log = cache.log_file("packages")
         packages.ensure(
             absent, "the qemu engine", log, verbose=options.verbose, install=options.install
         )
-    if shutil.which(_PROGRAM) is None:
-        raise InfrastructureError(f"{_PROGRAM} was not found (package qemu-system-x86)")
+    if shutil.which(PROGRAM) is None:
+        raise InfrastructureError(f"{PROGRAM} was not found (package qemu-system-x86)")
     folder = image(verbose=options.verbose)
     modules: tuple[str, ...] = _MODULES
     if options.device == "siw":
@@ -91,7 +92,7 @@ def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
     return machine.run(
         command_line(folder, machine.descriptors, options),
         os.environ,
-        guest.request(argv, plan, network.environment(options, "qemu")),
+        guest.request(argv, plan, network.environment(options, "qemu"), options),
         stdout=stdout,
         log_is_stdout=False,
     )
@@ -102,10 +103,10 @@ def command_line(
 ) -> list[str]:
     """Return the command that runs the guest, with the words of $AIORDMA_SOFTROCE_QEMU."""
     cpus = 1 if options.counted else options.cpus or _DEFAULT_CPUS
-    memory = (options.memory or _DEFAULT_MEMORY) >> 20
+    memory = (options.memory or DEFAULT_MEMORY) >> 20
     out, err, control, log = descriptors
     words = [
-        _PROGRAM,
+        PROGRAM,
         # Not KVM: a /dev/kvm that opens and then hangs is common on rented machines.
         *("-machine", "q35,accel=tcg"),
         # Five levels of page tables would only make the emulation slower.

@@ -30,17 +30,18 @@ def run(argv: Sequence[str], /, *, stdout: int = 1, **options: Any) -> int:
     """Run a command where an RDMA device is, and return its exit status.
 
     Standard output and standard error of the command come out live and unchanged; its standard
-    input is empty. A command that a signal ended has status 128 plus the number of the signal;
-    127 is a command that was not found, 126 a command that could not be executed, 124 a run that
-    took longer than `timeout`. SIGINT and SIGTERM to this process are passed on to the command, and
-    the status is then 130 or 143.
+    input is empty, unless `interactive` is given. A command that a signal ended has status 128 plus
+    the number of the signal; 127 is a command that was not found, 126 a command that could not be
+    executed, 124 a run that took longer than `timeout`. SIGINT and SIGTERM to this process are
+    passed on to the command, and the status is then 130 or 143.
 
     Args:
         argv: the command and its arguments.
         stdout: descriptor that gets the command's standard output.
         options: the fields of `Options`, which are those of the command line: ``engine``,
             ``device``, ``hosts``, ``virtual_time``, ``counted``, ``net``, ``mtu``, ``memory`` (in
-            bytes), ``cpus``, ``timeout`` (in seconds), ``install``, ``verbose``.
+            bytes), ``cpus``, ``timeout`` (in seconds), ``interactive``, ``tty``,
+            ``install``, ``verbose``.
 
     Raises:
         UsageError: the options contradict each other or the engine.

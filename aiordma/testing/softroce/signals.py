@@ -19,7 +19,13 @@ class SignalPipe:
     thread alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *others: signal.Signals) -> None:
+        """Make the pipe.
+
+        Args:
+            others: signals that are collected, too.
+        """
+        self._numbers = (*_ENDING, *others)
         self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._former: dict[int, object] = {}
 
@@ -43,7 +49,7 @@ class SignalPipe:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in _ENDING:
+            for number in self._numbers:
                 # nohup(1) and background jobs of a shell ignore some of them on purpose.
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._former[number] = signal.signal(number, self._note)

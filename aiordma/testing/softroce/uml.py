@@ -12,7 +12,8 @@ from .errors import InfrastructureError, UsageError
 from .kernel_build import kernel
 from .options import Options
 
-_DEFAULT_MEMORY = 1 << 30
+#: Bytes.
+DEFAULT_MEMORY = 1 << 30
 _BOOT_SECONDS = 120.0
 
 
@@ -37,12 +38,13 @@ def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
     """Run `argv` in a guest and return its status; see `softroce.run`."""
     check(options)
     linux = kernel(verbose=options.verbose, install=options.install)
-    memory = options.memory or _DEFAULT_MEMORY
+    memory = options.memory or DEFAULT_MEMORY
     machine = guest.Guest(options, _BOOT_SECONDS, "the guest's kernel")
     command = _command_line(linux, memory, machine.descriptors, options)
-    message = guest.request(argv, network.plan(options), network.environment(options, "uml"))
+    told = network.environment(options, "uml")
+    message = guest.request(argv, network.plan(options), told, options)
     # The kernel passes its own environment to no process; the command's comes with the request.
-    surroundings = {"PATH": os.defpath, "TMPDIR": _memory_directory(memory)}
+    surroundings = {"PATH": os.defpath, "TMPDIR": memory_directory(memory)}
     return machine.run(command, surroundings, message, stdout=stdout, log_is_stdout=True)
 
 
@@ -85,7 +87,7 @@ def _quote(word: str) -> str:
     return f'"{word}"' if any(letter.isspace() for letter in word) else word
 
 
-def _memory_directory(memory: int) -> str:
+def memory_directory(memory: int) -> str:
     """Return where the guest's memory, an unlinked file, is to be.
 
     The file grows with use, and a full file system kills the guest with SIGBUS; in a container

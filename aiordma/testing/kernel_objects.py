@@ -1,0 +1,113 @@
+"""The RDMA objects that the kernel holds for a process: `rdma resource show` in Python.
+
+Theory of operation
+    One request for the list of devices (RDMA_NLDEV_CMD_GET, as a dump), and for each device one for
+    each kind of object (RDMA_NLDEV_CMD_RES_QP_GET and its sisters, as dumps). An answer has a table
+    with an entry for each object, and in it the process and a number. The numbers are those of
+    <rdma/rdma_netlink.h>; each attribute is its length, its type and its value, padded to four
+    bytes.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["objects_of_process"]
+
+_NETLINK_RDMA = 20
+_CLIENT = 5 << 10  # RDMA_NL_NLDEV
+_GET = _CLIENT | 1
+_REQUEST_DUMP = 0x1 | 0x300  # NLM_F_REQUEST, NLM_F_DUMP
+_ERROR, _DONE = 2, 3
+_HEADER = struct.Struct("=IHHII")
+_ATTRIBUTE = struct.Struct("=HH")
+_INDEX = struct.Struct("=HHI")
+_TYPE_MASK = 0x3FFF
+_DEV_INDEX, _DEV_NAME, _PROCESS = 1, 2, 28
+_LIMIT_S = 20.0
+
+
+@dataclass(frozen=True)
+class _Kind:
+    name: str
+    command: int
+    table: int
+    number: int
+
+
+_KINDS = (
+    _Kind("queue pair", 10, 19, 21),
+    _Kind("connection id", 11, 30, 63),
+    _Kind("completion queue", 12, 35, 61),
+    _Kind("memory region", 13, 40, 62),
+    _Kind("protection domain", 14, 46, 60),
+    _Kind("shared receive queue", 23, 88, 90),
+)
+
+
+def objects_of_process(process: int) -> list[str]:
+    """Return a text for each RDMA object of a process, such as ``queue pair 17 of rxe0``.
+
+    Raises:
+        OSError: the kernel has no RDMA, or refuses.
+        TimeoutError: it says nothing.
+    """
+    found = []
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_RDMA) as sock:
+        sock.settimeout(_LIMIT_S)
+        devices = [dict(_attributes(body)) for body in _dump(sock, _GET)]
+        for device in devices:
+            name = device[_DEV_NAME].rstrip(b"\0").decode()
+            index = _INDEX.pack(_INDEX.size, _DEV_INDEX, _number(device[_DEV_INDEX]))
+            for kind in _KINDS:
+                for body in _dump(sock, _CLIENT | kind.command, index):
+                    found += [
+                        f"{kind.name} {number} of {name}" for number in _of(body, kind, process)
+                    ]
+    return found
+
+
+def _of(body: bytes, kind: _Kind, process: int) -> Iterator[int]:
+    """The numbers of the objects of a process in one answer."""
+    for table, entries in _attributes(body):
+        if table != kind.table:
+            continue
+        for _, entry in _attributes(entries):
+            fields = dict(_attributes(entry))
+            if _number(fields.get(_PROCESS, b"")) == process and kind.number in fields:
+                yield _number(fields[kind.number])
+
+
+def _dump(sock: socket.socket, command: int, attributes: bytes = b"") -> Iterator[bytes]:
+    """Ask, and return the body of each message of the answer."""
+    size = _HEADER.size + len(attributes)
+    sock.send(_HEADER.pack(size, command, _REQUEST_DUMP, 1, 0) + attributes)
+    while True:
+        data = sock.recv(1 << 18)
+        while data:
+            length, kind, _, _, _ = _HEADER.unpack_from(data)
+            body, data = data[_HEADER.size : length], data[_aligned(length) :]
+            if kind == _ERROR:
+                raise OSError(-struct.unpack_from("=i", body)[0], "rdma resource show")
+            if kind == _DONE:
+                return
+            yield body
+
+
+def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    while data:
+        length, kind = _ATTRIBUTE.unpack_from(data)
+        yield kind & _TYPE_MASK, data[_ATTRIBUTE.size : length]
+        data = data[_aligned(length) :]
+
+
+def _number(value: bytes) -> int:
+    return int.from_bytes(value, sys.byteorder)
+
+
+def _aligned(length: int) -> int:
+    return (length + 3) & ~3

@@ -1,0 +1,337 @@
+"""The pytest plugin of aiordma; `docs/pytest.md` is its manual.
+
+pytest imports this module in each project of an environment where aiordma is installed. So it
+stands beside the package aiordma, whose import takes longer than pytest's own, and imports that
+only for a session that uses it.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+if TYPE_CHECKING:
+    from aiordma import Device
+
+__all__: list[str] = []
+
+_ENGINES = ("auto", "uml", "qemu", "host")
+#: Set by softroce for its command: a session that has it is where it should be.
+_INSIDE = "AIORDMA_SOFTROCE"
+_NEEDS_ASYNCIO = "the fixture {} needs pytest-asyncio 0.24 or later: pip install pytest-asyncio"
+_scratch = pytest.StashKey[str]()
+_failed = pytest.StashKey[bool]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options, and their defaults for a project's configuration."""
+    group = parser.getgroup("aiordma", "RDMA (aiordma)")
+    add = group.addoption
+    add(
+        "--softroce",
+        action="store_const",
+        const="auto",
+        dest="softroce",
+        help="run the whole session where an RDMA device is: on this machine's own, or else in a "
+        "User-Mode Linux guest",
+    )
+    # An option of argparse with an optional value would take the path behind it for the value.
+    for engine in _ENGINES:
+        add(
+            f"--softroce={engine}",
+            action="store_const",
+            const=engine,
+            dest="softroce",
+            help=f"the same, with the engine {engine} of aiordma.testing.softroce",
+        )
+    add(
+        "--no-softroce",
+        action="store_const",
+        const="",
+        dest="softroce",
+        help="run the session here, whatever the configuration says",
+    )
+    add("--softroce-device", choices=("rxe", "siw"), help="rxe: RoCE v2; siw: iWARP")
+    add(
+        "--softroce-args",
+        metavar="OPTIONS",
+        help="more options of aiordma.testing.softroce, quoted as for a shell, such as "
+        "'--hosts 2 --memory 2G'",
+    )
+    add(
+        "--rdma-required",
+        action="store_true",
+        default=None,
+        help="fail, and do not skip, a test that needs an RDMA device where there is none",
+    )
+    add(
+        "--rdma-leak-check",
+        action="store_true",
+        default=None,
+        help="fail each test that leaves tasks, descriptors or RDMA objects behind",
+    )
+    parser.addini("softroce", "default of --softroce: an engine, or empty", default="")
+    parser.addini("softroce_device", "default of --softroce-device", default="")
+    parser.addini("softroce_args", "default of --softroce-args", default="")
+    parser.addini("rdma_required", "default of --rdma-required", type="bool", default=False)
+    parser.addini(
+        "rdma_leak_settle",
+        "seconds in which the things that a test has left may still come to their end",
+        default="5",
+    )
+    parser.addini("rdma_leak_check", "default of --rdma-leak-check", type="bool", default=False)
+
+
+# Handing over ----------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Iterator[None]:
+    """Hand the session over, if that is asked for: before output is captured and conftests run."""
+    options = early_config.known_args_namespace
+    engine = options.softroce
+    if engine is None:
+        engine = early_config.getini("softroce")
+    if engine and engine not in _ENGINES:
+        raise pytest.UsageError(f"softroce = {engine}: expected one of {', '.join(_ENGINES)}")
+    if engine and _INSIDE not in os.environ and not options.help:
+        _hand_over(early_config, engine)
+    if not engine and _INSIDE not in os.environ:
+        for name in ("softroce_device", "softroce_args"):
+            if getattr(options, name) is not None:
+                raise pytest.UsageError(f"--{name.replace('_', '-')} needs --softroce")
+    yield
+
+
+def _hand_over(config: pytest.Config, engine: str) -> NoReturn:
+    """Run this very command where a device is, and end this process with its status."""
+    from aiordma.testing.softroce.cli import main
+
+    options = config.known_args_namespace
+    words = ["--engine", engine]
+    if device := options.softroce_device or config.getini("softroce_device"):
+        words += ["--device", device]
+    try:
+        words += shlex.split(options.softroce_args or config.getini("softroce_args"))
+    except ValueError as error:
+        raise pytest.UsageError(f"--softroce-args: {error}") from None
+    command = _command(config)
+    shown = shlex.join(["python", "-m", "aiordma.testing.softroce", *words, "--", *command])
+    sys.stdout.flush()
+    sys.stderr.write(f"aiordma: this session runs where an RDMA device is: {shown}\n")
+    sys.stderr.flush()
+    raise SystemExit(main([*words, "--", *command]))
+
+
+def _command(config: pytest.Config) -> list[str]:
+    """Return the command that started this session."""
+    params = config.invocation_params
+    if params.plugins:
+        raise pytest.UsageError(
+            "--softroce cannot hand over the plugins that pytest.main() was given as objects: name "
+            "them with -p, or run python -m aiordma.testing.softroce -- around your program"
+        )
+    words = [os.fspath(word) for word in params.args]
+    if words == sys.argv[1:] and sys.orig_argv[len(sys.orig_argv) - len(words) :] == words:
+        # Whatever stands before the arguments: -m pytest, -W error, a script, coverage run.
+        return [sys.executable, *sys.orig_argv[1:]]
+    return [sys.executable, "-m", "pytest", *words]
+
+
+# The session -----------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the markers and fixtures, and a folder for temporary files that this user owns."""
+    config.addinivalue_line(
+        "markers", "rdma: needs an RDMA device; skipped without, or failed with --rdma-required"
+    )
+    config.addinivalue_line(
+        "markers", "rdma_leaks_allowed: not looked at by the check of --rdma-leak-check"
+    )
+    config.pluginmanager.register(_async_fixtures(config), "aiordma-async")
+    text = config.getini("rdma_leak_settle")
+    try:
+        valid = float(text) >= 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise pytest.UsageError(f"rdma_leak_settle = {text}: expected a number of seconds")
+    if _is_set(config, "rdma_leak_check"):
+        config.pluginmanager.register(_LeakCheck(), "aiordma-leaks")
+    if _INSIDE in os.environ and not hasattr(config, "workerinput"):
+        _own_temporary_folder(config)
+
+
+def _async_fixtures(config: pytest.Config) -> object:
+    """Return the fixtures that are coroutines, or their stand-ins."""
+    if config.pluginmanager.hasplugin("asyncio"):
+        try:
+            from aiordma_pytest import async_fixtures
+        except TypeError:  # pytest-asyncio before 0.24 knows no loop_scope
+            return _NoAsyncFixtures()
+        return async_fixtures
+    return _NoAsyncFixtures()
+
+
+def _own_temporary_folder(config: pytest.Config) -> None:
+    """Choose --basetemp where files belong to another user than the process.
+
+    In a guest the process is root, and its files belong to the user that started the guest.
+    pytest refuses its usual folder then, as if another user had made it.
+    """
+    if config.getoption("basetemp", None):
+        return
+    folder = tempfile.mkdtemp(prefix="pytest-softroce-")
+    if os.stat(folder).st_uid == os.getuid():
+        os.rmdir(folder)
+        return
+    config.option.basetemp = os.path.join(folder, "run")
+    config.stash[_scratch] = folder
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Remove the folder of this session, unless a failed test may need a look at it."""
+    folder = session.config.stash.get(_scratch, None)
+    if folder is not None and exitstatus == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Name the device of a session in softroce."""
+    if _INSIDE not in os.environ:
+        return None
+    told = [os.environ.get(f"AIORDMA_SOFTROCE_{name}", "") for name in ("DEVICE", "ADDR", "ENGINE")]
+    return "rdma: {} at {} (softroce, engine {})".format(*told)
+
+
+def _is_set(config: pytest.Config, name: str) -> bool:
+    """Whether a switch is on, by option or by configuration."""
+    return bool(config.getoption(name) or config.getini(name))
+
+
+# Tests that need a device ------------------------------------------------------------------------
+
+
+def _require(config: pytest.Config) -> None:
+    """Skip or fail if RDMA cannot be used here."""
+    from aiordma import why_unavailable
+
+    if (reason := why_unavailable()) is not None:
+        _unavailable(config, reason)
+
+
+def _unavailable(config: pytest.Config, reason: str) -> NoReturn:
+    # A session in softroce is there for the device: skips would hide that nothing was tested.
+    if _is_set(config, "rdma_required") or _INSIDE in os.environ:
+        pytest.fail(f"RDMA is required here: {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip or fail a test with the marker `rdma` where there is no device."""
+    if item.get_closest_marker("rdma") is not None:
+        _require(item.config)
+
+
+@pytest.fixture(scope="session")
+def rdma_address(pytestconfig: pytest.Config) -> str:
+    """The IP address of the RDMA device, to listen on and to connect to."""
+    _require(pytestconfig)
+    from aiordma_pytest.device import DeviceError, address
+
+    try:
+        return address()
+    except DeviceError as error:
+        _unavailable(pytestconfig, str(error))
+
+
+@pytest.fixture(scope="session")
+def rdma_device(rdma_address: str) -> Device:
+    """The RDMA device that has `rdma_address`: an `aiordma.Device`."""
+    from aiordma_pytest.device import device
+
+    return device(rdma_address)
+
+
+class _NoAsyncFixtures:
+    """Stand-ins that say how to get the fixtures that are coroutines."""
+
+    @pytest.fixture
+    def rdma_pair(self) -> NoReturn:
+        """Two connected Connections (needs pytest-asyncio)."""
+        pytest.fail(_NEEDS_ASYNCIO.format("rdma_pair"), pytrace=False)
+
+    @pytest.fixture
+    def rdma_stream_pair(self) -> NoReturn:
+        """Two connected pairs of reader and writer (needs pytest-asyncio)."""
+        pytest.fail(_NEEDS_ASYNCIO.format("rdma_stream_pair"), pytrace=False)
+
+
+# Leaks -----------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Note a failure: the leaks of a test that was cut short are no news."""
+    result: Any = yield
+    if result.get_result().failed:
+        item.stash[_failed] = True
+
+
+@pytest.fixture(scope="session")
+def _rdma_warm() -> None:
+    from aiordma_pytest.leaks import warm
+
+    warm()
+
+
+@pytest.fixture
+def rdma_leak_check(request: pytest.FixtureRequest, _rdma_warm: None) -> Iterator[None]:
+    """Fail the test if it leaves tasks, descriptors or RDMA objects behind."""
+    from aiordma_pytest import leaks
+
+    fixtures = request.config.pluginmanager.getplugin("aiordma-async")
+    if leaks.is_coroutine(request.node) and not isinstance(fixtures, _NoAsyncFixtures):
+        fixtures.in_loop_of_test(request, "rdma_leak_check")
+        yield
+        return
+    before = leaks.Snapshot.now()
+    yield
+    report_leaks(request.node, leaks.left_behind(before, settle_s(request.node)))
+
+
+def settle_s(item: pytest.Item) -> float:
+    """Seconds in which the things that a test has left may still come to their end."""
+    if item.stash.get(_failed, False):
+        return 0.0
+    return float(item.config.getini("rdma_leak_settle"))
+
+
+def report_leaks(item: pytest.Item, left: list[str]) -> None:
+    """Fail with a line for each thing that was left, or add the lines to an earlier failure."""
+    if not left:
+        return
+    text = "\n".join(["the test left behind:", *(f"  {line}" for line in left)])
+    if item.stash.get(_failed, False):
+        item.add_report_section("teardown", "leaks", text)
+    else:
+        pytest.fail(text, pytrace=False)
+
+
+class _LeakCheck:
+    """The check for each test of a session."""
+
+    @pytest.fixture(autouse=True)
+    def _rdma_leak_check_of_all(self, request: pytest.FixtureRequest) -> None:
+        if request.node.get_closest_marker("rdma_leaks_allowed") is None:
+            request.getfixturevalue("rdma_leak_check")

@@ -1,0 +1,141 @@
+"""A look at tasks, descriptors and RDMA objects before and after a test."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import os
+import threading
+import time
+from dataclasses import dataclass
+
+import aiordma
+from aiordma.testing.kernel_objects import objects_of_process
+from aiordma_pytest.device import DeviceError, address
+
+__all__ = ["Snapshot", "is_coroutine", "left_behind", "left_behind_in_loop", "warm"]
+
+_POLL_S = 0.01
+_WARM_S = 60.0
+_told: set[str] = set()
+
+
+def is_coroutine(item: object) -> bool:
+    """Whether a test is a coroutine."""
+    return inspect.iscoroutinefunction(getattr(item, "obj", None))
+
+
+def warm() -> None:
+    """Have librdmacm open what it keeps for the life of the process, which is no leak."""
+    if aiordma.why_unavailable() is not None:
+        return
+
+    async def listen() -> None:
+        try:
+            host = address()
+        except DeviceError:
+            return
+        async with aiordma.listen(host, 0):
+            pass
+
+    # In a thread, whose loop is no other's.
+    thread = threading.Thread(target=asyncio.run, args=(listen(),), daemon=True)
+    thread.start()
+    thread.join(_WARM_S)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Tasks, descriptors and RDMA objects of a process at a moment.
+
+    Attributes:
+        tasks: of the running loop that have not ended, without the task that looks.
+        descriptors: each open one, with its target.
+        objects: RDMA objects that the kernel holds for the process, with a description.
+    """
+
+    tasks: frozenset[asyncio.Task[object]]
+    descriptors: frozenset[tuple[int, str]]
+    objects: frozenset[str]
+
+    @classmethod
+    def now(cls) -> Snapshot:
+        """Look."""
+        return cls(_tasks(), _descriptors(), _objects())
+
+    def without(self, before: Snapshot) -> list[str]:
+        """Return a line for each thing that was not there before."""
+        return [
+            *(f"{task!r}" for task in self.tasks - before.tasks),
+            *(
+                f"descriptor {number}: {target}"
+                for number, target in sorted(self.descriptors - before.descriptors)
+            ),
+            *sorted(self.objects - before.objects),
+        ]
+
+
+def left_behind(before: Snapshot, settle_s: float) -> list[str]:
+    """Return the things that a test has left, after a time to end in; blocks meanwhile.
+
+    The library ends connections in the background, and other libraries do the like.
+    """
+    deadline = time.monotonic() + settle_s
+    while (now := Snapshot.now()).without(before) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return _verdict(before, now)
+
+
+async def left_behind_in_loop(before: Snapshot, settle_s: float) -> list[str]:
+    """Return the things that a test has left, after a time in which the loop runs."""
+    deadline = time.monotonic() + settle_s
+    while (now := Snapshot.now()).without(before) and time.monotonic() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(_POLL_S)
+    return _verdict(before, now)
+
+
+def _verdict(before: Snapshot, now: Snapshot) -> list[str]:
+    left = now.without(before)
+    if now.objects - before.objects:
+        left += _still_open()
+    if left:
+        gc.collect()  # the next test begins without garbage
+    return left
+
+
+def _tasks() -> frozenset[asyncio.Task[object]]:
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return frozenset()
+    return frozenset(asyncio.all_tasks(loop) - {asyncio.current_task(loop)})
+
+
+def _descriptors() -> frozenset[tuple[int, str]]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append((int(name), os.readlink(f"/proc/self/fd/{name}")))
+        except OSError:
+            continue  # that of the listing itself
+    return frozenset(found)
+
+
+def _objects() -> frozenset[str]:
+    try:
+        return frozenset(objects_of_process(os.getpid()))
+    except OSError:
+        return frozenset()  # a kernel without RDMA, or without this netlink family
+
+
+def _still_open() -> list[str]:
+    """Return a line for each object of aiordma that is open, and that no earlier test had left."""
+    kinds = (
+        aiordma.Connection, aiordma.Listener, aiordma.RdmaServer, aiordma.RdmaTransport,
+        aiordma.RdmaDatagramTransport,
+    )  # fmt: skip
+    found = {repr(each) for each in gc.get_objects() if isinstance(each, kinds)}
+    new = sorted(text for text in found - _told if "closed" not in text)
+    _told.update(new)
+    return [f"still open: {text}" for text in new]

@@ -1,0 +1,136 @@
+"""`softroce --check`: a line for each need, and a status that a script can ask for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from aiordma.testing.softroce import cache, check, cli, host, kernel_build, packages
+
+from .conftest import Runner
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache without a kernel."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("AIORDMA_SOFTROCE_CACHE", str(folder))
+    return folder
+
+
+def _lines(capfd: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """The text of each line, by mark and subject."""
+    found = {}
+    for line in capfd.readouterr().out.splitlines():
+        mark, _, rest = line.partition("  ")
+        subject, _, text = rest.strip().partition(": ")
+        found[f"{mark.strip()} {subject}"] = text
+    return found
+
+
+@pytest.mark.uml
+def test_a_machine_with_a_kernel_is_ready(softroce: Runner) -> None:
+    done = softroce("--check", "--engine", "uml")
+    assert done.returncode == 0, done.stdout
+    lines = done.stdout.decode().splitlines()
+    assert lines[-1] == "ready"
+    assert all(line.startswith("ok       ") for line in lines[:-1])
+    assert any("trial: a command ran" in line for line in lines)
+    assert f"ok       kernel: {cache.root()}/uml-" in done.stdout.decode()
+
+
+def test_a_first_run_builds(empty: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--check", "--engine", "uml"]) == 0
+    said = _lines(capfd)
+    assert said["ok kernel"].startswith(f"none in {empty}; a first run makes it")
+    assert "gcc" in said["ok compiler and tools of a build"]
+    assert said["ok source of the kernel"].startswith("linux-source-")
+    assert "ok trial" not in said  # it would build
+    assert not empty.exists()
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        ("packages", "apt-get install --no-install-recommends make flex"),
+        ("compiler and tools of a build", "not found: gcc"),
+        ("source of the kernel", "apt-get update"),
+        ("memory", "use --memory"),
+        ("file for the guest's memory", "free some space"),
+        ("ptrace", "ptrace_scope"),
+        ("kernel", "16777216 MB of free space"),
+    ],
+)
+def test_each_need_is_told(
+    missing: str,
+    words: str,
+    empty: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    options = []
+    if missing == "packages":
+        monkeypatch.setattr(
+            packages, "missing", lambda names: [n for n in names if n in "make flex"]
+        )
+    elif missing == "compiler and tools of a build":
+        which = shutil.which
+        monkeypatch.setattr(
+            shutil, "which", lambda name, **kw: None if name == "gcc" else which(name, **kw)
+        )
+    elif missing == "source of the kernel":
+        monkeypatch.setattr(packages, "newest_known", lambda *_: None)
+    elif missing == "memory":
+        options = ["--memory", "1000G"]
+    elif missing == "file for the guest's memory":
+        real = os.statvfs
+
+        def full(path: str) -> os.statvfs_result:
+            found = real(path)
+            return os.statvfs_result((*found[:3], 0, 0, *found[5:]))
+
+        monkeypatch.setattr(os, "statvfs", full)
+    elif missing == "ptrace":
+        monkeypatch.setattr(check, "TRACE_ME", 16)  # to attach to process 0, which none may
+    else:
+        monkeypatch.setattr(kernel_build, "NEEDED_BYTES", 1 << 44)
+    assert cli.main(["--check", "--engine", "uml", *options]) == 1
+    out = capfd.readouterr().out
+    assert out.endswith("not ready: see the lines that begin with 'missing'\n")
+    (line,) = (line for line in out.splitlines() if line.startswith(f"missing  {missing}: "))
+    assert words in line
+    assert not empty.exists()
+
+
+def test_a_cache_that_others_may_write_is_told(
+    empty: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    digest = cache.digest(
+        Path(kernel_build.__file__).with_name("uml.config").read_bytes(),
+        kernel_build.register_bytes(),
+        1,
+    )
+    entry = empty / f"uml-1.2-{digest}"
+    entry.mkdir(parents=True, mode=0o700)
+    (entry / "linux").write_text("planted")
+    (entry / "linux").chmod(0o666)
+    assert cli.main(["--check", "--engine", "uml"]) == 1
+    assert "may be written to by others" in _lines(capfd)["missing kernel"]
+
+
+def test_host_without_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(host, "DEVICES", tmp_path)
+    assert cli.main(["--check", "--engine", "host"]) == 1
+    assert "use --engine uml" in _lines(capfd)["missing device"]
+
+
+def test_options_are_checked_too(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--check", "--", "true"]) == 2
+    assert "--check takes no command" in capfd.readouterr().err
+    assert cli.main(["--check", "--engine", "uml", "--counted"]) == 1
+    assert "--engine qemu" in capfd.readouterr().out

@@ -1,0 +1,311 @@
+"""The pytest plugin where no device is: options, the command that is handed over, leaks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+#: A plugin in place of the runner: it shows the command, and ends with a status.
+_NO_RUNNER = """
+import sys
+from aiordma.testing.softroce import cli
+
+def main(arguments):
+    print("RUNNER", arguments)
+    return 7
+
+cli.main = main
+"""
+
+#: A machine without a device, whichever this is.
+_NO_DEVICE = """
+import aiordma
+
+aiordma.why_unavailable = lambda: "no RDMA device: the reason"
+"""
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A project outside of softroce, whose warnings are its own affair."""
+    for name in [name for name in os.environ if name.startswith(("AIORDMA_SOFTROCE", "PYTEST_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PYTHONPATH", str(pytester.path))
+    pytester.makepyfile(no_runner=_NO_RUNNER, no_device=_NO_DEVICE)
+    pytester.makeini("[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function")
+    return pytester
+
+
+def _run(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    return project.runpytest_subprocess("-p", "no:cacheprovider", *arguments)
+
+
+def test_a_project_that_does_not_use_it_loads_nothing(project: pytest.Pytester) -> None:
+    project.makepyfile(
+        """
+        import sys
+
+        def test_nothing_is_loaded(pytestconfig):
+            assert pytestconfig.pluginmanager.hasplugin("aiordma")
+            assert "aiordma" not in sys.modules
+        """
+    )
+    _run(project).assert_outcomes(passed=1)
+    # Nor without pytest-asyncio, and with every warning an error.
+    _run(project, "-p", "no:asyncio", "-W", "error", "-c", os.devnull).assert_outcomes(passed=1)
+
+
+def test_the_command_is_handed_over_as_it_was(project: pytest.Pytester) -> None:
+    words = ("-p", "no_runner", "--softroce", "some where", "-k", "a or b", "--junitxml=x.xml")
+    done = _run(project, *words, "--cov=unknown-option")
+    assert done.ret == 7
+    (told,) = (line for line in done.outlines if line.startswith("RUNNER"))
+    begin = f"RUNNER ['--engine', 'auto', '--', '{sys.executable}', "
+    assert told.startswith(begin)
+    rest = ["-p", "no:cacheprovider", *words, "--cov=unknown-option"]
+    assert told.endswith(f"{str(rest)[1:-1]}]")
+    said = [line for line in done.errlines if line.startswith("aiordma: ")]
+    assert len(said) == 1
+    assert "runs where an RDMA device is: python -m aiordma.testing.softroce" in said[0]
+    assert "'some where' -k 'a or b'" in said[0]
+
+
+@pytest.mark.parametrize("start", [["-m", "pytest"], ["-W", "ignore", "-m", "pytest"], ["go.py"]])
+def test_however_pytest_was_started(project: pytest.Pytester, start: list[str]) -> None:
+    project.makepyfile(go="import pytest, sys\nsys.exit(pytest.main())\n")
+    done = project.run(sys.executable, *start, "-p", "no_runner", "--softroce=uml", "-q")
+    assert done.ret == 7
+    words = [sys.executable, *start, "-p", "no_runner", "--softroce=uml", "-q"]
+    assert f"RUNNER {['--engine', 'uml', '--', *words]}" in done.outlines
+
+
+def test_a_program_that_calls_pytest(project: pytest.Pytester) -> None:
+    """Its own words are not pytest's; and plugins that are objects cannot be handed over."""
+    project.makepyfile(
+        go="import pytest, sys\n"
+        "sys.exit(pytest.main(['-p', 'no_runner', '--softroce'], [object()] * len(sys.argv[1:])))\n"
+    )
+    done = project.run(sys.executable, "go.py")
+    words = [sys.executable, "-m", "pytest", "-p", "no_runner", "--softroce"]
+    assert f"RUNNER {['--engine', 'auto', '--', *words]}" in done.outlines
+    done = project.run(sys.executable, "go.py", "with a plugin")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines(["ERROR: --softroce cannot hand over the plugins*"])
+
+
+def test_options_of_the_runner(project: pytest.Pytester) -> None:
+    done = _run(
+        project, "-p", "no_runner", "--softroce=qemu", "--softroce-device=siw",
+        "--softroce-args=--memory 2G --net 'netem loss 5%'",
+    )  # fmt: skip
+    told = "RUNNER ['--engine', 'qemu', '--device', 'siw', '--memory', '2G', '--net', "
+    assert any(line.startswith(told + "'netem loss 5%', '--'") for line in done.outlines)
+
+
+def test_defaults_of_a_project(project: pytest.Pytester) -> None:
+    project.makeini(
+        "[pytest]\nsoftroce = uml\nsoftroce_device = siw\nsoftroce_args = --memory 2G\n"
+    )
+    project.makepyfile("def test_here(): pass")
+    done = _run(project, "-p", "no_runner")
+    told = "RUNNER ['--engine', 'uml', '--device', 'siw', '--memory', '2G', '--'"
+    assert any(line.startswith(told) for line in done.outlines)
+    _run(project, "-p", "no_runner", "--no-softroce").assert_outcomes(passed=1)
+    project.makeini("[pytest]\nsoftroce = vmware\n")
+    done = _run(project, "-p", "no_runner")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines(["ERROR: softroce = vmware: expected one of auto, uml, qemu, host"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--softroce=vmware"], "*--softroce*vmware*"),
+        (["--softroce-device=siw"], "ERROR: --softroce-device needs --softroce"),
+        (["--softroce-args=--hosts 2"], "ERROR: --softroce-args needs --softroce"),
+        (["--softroce", "--softroce-args='"], "ERROR: --softroce-args: No closing quotation"),
+        (["-o", "rdma_leak_settle=soon"], "ERROR: rdma_leak_settle = soon: expected a number*"),
+        (["--softroce", "--softroce-device=mlx5"], "*--softroce-device*mlx5*"),
+    ],
+)
+def test_mistakes_are_told(project: pytest.Pytester, words: list[str], said: str) -> None:
+    done = _run(project, "-p", "no_runner", *words)
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines([said])
+    assert not done.stdout.str().startswith("RUNNER")
+
+
+def test_help_is_about_the_options(project: pytest.Pytester) -> None:
+    done = _run(project, "--softroce", "--help")
+    assert done.ret == 0
+    text = done.stdout.str()
+    assert "--softroce=qemu" in text
+    assert "--rdma-leak-check" in text
+    assert "rdma_required (bool)" in text
+
+
+def test_a_session_in_softroce_stays(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIORDMA_SOFTROCE", "1")
+    monkeypatch.setenv("AIORDMA_SOFTROCE_DEVICE", "siw")
+    project.makepyfile("def test_here(): pass")
+    done = _run(project, "-p", "no_runner", "--softroce", "--softroce-device=siw")
+    done.assert_outcomes(passed=1)
+    done.stdout.fnmatch_lines(["rdma: siw at*"])
+
+
+def test_temporary_files_where_the_user_is_another(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a guest the process is root, and files are those of the user that started it."""
+    (tmp_path / "T").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "T"))
+    project.makepyfile(another_user=f"import os\nos.getuid = lambda: {os.getuid() + 1}\n")
+    project.makepyfile("def test_writes(tmp_path): (tmp_path / 'x').write_text('x')")
+    # pytest itself refuses its folder then.
+
+    def run() -> pytest.RunResult:
+        # Not by `_run`, which gives a --basetemp.
+        words = ["-m", "pytest", "-p", "no:cacheprovider", "-p", "another_user"]
+        return project.run(sys.executable, *words)
+
+    run().assert_outcomes(errors=1)
+    before = sorted((tmp_path / "T").iterdir())
+    monkeypatch.setenv("AIORDMA_SOFTROCE", "1")
+    run().assert_outcomes(passed=1)
+    assert sorted((tmp_path / "T").iterdir()) == before
+    project.makepyfile("def test_fails(tmp_path): assert not (tmp_path / 'x').write_text('x')")
+    run().assert_outcomes(failed=1)
+    (left,) = (tmp_path / "T").glob("pytest-softroce-*/run/test_fails0/x")
+    assert left.read_text() == "x"
+
+
+_NEEDING = """
+import pytest
+
+@pytest.mark.rdma
+def test_marked():
+    raise AssertionError
+
+def test_address(rdma_address):
+    raise AssertionError
+
+def test_device(rdma_device):
+    raise AssertionError
+
+async def test_pair(rdma_pair):
+    raise AssertionError
+
+async def test_streams(rdma_stream_pair):
+    raise AssertionError
+
+def test_neither():
+    pass
+"""
+
+
+def test_without_a_device_tests_are_skipped(project: pytest.Pytester) -> None:
+    project.makepyfile(_NEEDING)
+    done = _run(project, "-p", "no_device", "-rs", "--strict-markers")
+    done.assert_outcomes(skipped=5, passed=1)
+    done.stdout.fnmatch_lines(["SKIPPED*no RDMA device: the reason"])
+
+
+def test_without_a_device_tests_fail_where_it_is_required(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.makepyfile(_NEEDING)
+    done = _run(project, "-p", "no_device", "--rdma-required")
+    done.assert_outcomes(errors=5, passed=1)
+    done.stdout.fnmatch_lines(["RDMA is required here: no RDMA device: the reason"])
+    # A session in softroce is there for the device.
+    monkeypatch.setenv("AIORDMA_SOFTROCE", "1")
+    _run(project, "-p", "no_device").assert_outcomes(errors=5, passed=1)
+    monkeypatch.delenv("AIORDMA_SOFTROCE")
+    project.makeini("[pytest]\nrdma_required = true\nasyncio_mode = auto")
+    _run(project, "-p", "no_device").assert_outcomes(errors=5, passed=1)
+
+
+def test_without_pytest_asyncio(project: pytest.Pytester) -> None:
+    project.makeini("[pytest]")
+    project.makepyfile("def test_pair(rdma_pair): pass\ndef test_s(rdma_stream_pair): pass")
+    done = _run(project, "-p", "no:asyncio")
+    done.assert_outcomes(errors=2)
+    done.stdout.fnmatch_lines(["the fixture rdma_pair needs pytest-asyncio 0.24*"])
+
+
+_LEAKING = """
+import asyncio, os, socket
+import pytest
+
+kept = []
+
+@pytest.fixture(scope="module")
+def server():
+    with socket.socket() as each:
+        yield each
+
+@pytest.fixture
+def file():
+    with open(os.devnull) as each:
+        yield each
+
+def test_of_a_wider_scope(server): pass
+def test_tidy(file): pass
+def test_leaks_a_descriptor(file): kept.append(open("/dev/zero"))
+async def test_tidy_too(server, file):
+    await asyncio.create_task(asyncio.sleep(0))
+async def test_leaks_a_task(): kept.append(asyncio.create_task(asyncio.sleep(1000), name="sleeper"))
+@pytest.mark.asyncio(loop_scope="module")
+async def test_leaks_in_a_module(): kept.append(asyncio.create_task(asyncio.sleep(99), name="late"))
+@pytest.mark.asyncio(loop_scope="module")
+async def test_tidy_in_a_module(): await asyncio.sleep(0)
+async def test_ends_soon(): kept.append(asyncio.create_task(asyncio.sleep(0.1)))
+@pytest.mark.rdma_leaks_allowed
+def test_allowed(): kept.append(open("/dev/null"))
+def test_tidy_after(): pass
+def test_fails():
+    kept.append(open("/dev/full"))
+    raise AssertionError("for another reason")
+"""
+
+
+@pytest.mark.parametrize("how", ["option", "configuration", "fixture"])
+def test_the_test_that_leaks_fails_and_no_other(project: pytest.Pytester, how: str) -> None:
+    text = _LEAKING
+    words = ["--rdma-leak-check"] if how == "option" else []
+    if how == "configuration":
+        project.makeini("[pytest]\nasyncio_mode = auto\nrdma_leak_check = true")
+    elif how == "fixture":
+        text = text.replace(
+            "@pytest.mark.rdma_leaks_allowed\n",
+            "pytestmark = pytest.mark.usefixtures('rdma_leak_check')\n",
+        ).replace('kept.append(open("/dev/null"))', "pass")
+    project.makepyfile(text)
+    done = _run(project, *words, "-o", "rdma_leak_settle=0.5")
+    done.assert_outcomes(passed=10, errors=3, failed=1)
+    done.stdout.fnmatch_lines(
+        [
+            "*ERROR at teardown of test_leaks_a_descriptor*",
+            "the test left behind:",
+            "  descriptor *: /dev/zero",
+            "*ERROR at teardown of test_leaks_a_task*",
+            "  <Task * name='sleeper'*",
+            "*ERROR at teardown of test_leaks_in_a_module*",
+            "  <Task * name='late'*",
+            "* test_fails *",
+            "  descriptor *: /dev/full",
+        ]
+    )
+    assert done.stdout.str().count("\nthe test left behind:\n") == 4
+
+
+def test_no_check_unless_asked(project: pytest.Pytester) -> None:
+    project.makepyfile(_LEAKING.replace('raise AssertionError("for another reason")', "pass"))
+    _run(project).assert_outcomes(passed=11)
