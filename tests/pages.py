@@ -9,6 +9,7 @@ A note is an HTML comment right before a block; the built pages do not have it.
   of the page share.
 - `<!-- run` and code until `-->`: this code runs before the block, or around it: a line `...` of
   the code stands for the block.
+- `<!-- run on Soft-RoCE`, and code or none: the same, but not on iWARP, which lacks the ability.
 - `<!-- run by tests/device/test_x.py::test_y -->`: this test runs it.
 - `<!-- not run: reason -->`: no test does.
 """
@@ -26,6 +27,7 @@ KINDS = ("python", "console")
 _OPENS = re.compile(r"^( *)(`{3,})(\w+)\s*$")
 _COMMENT = re.compile(r"<!--(.*?)-->\s*\Z", re.S)
 _NAMES = re.compile(r"`((?:[\w.-]+/)*[\w-]+\.py)`")
+_SOFTROCE = "run on Soft-RoCE"
 _RUN_BY = re.compile(r"run by (tests/[\w/]+\.py)::(\w+)\Z")
 
 
@@ -59,12 +61,18 @@ class Block:
     @property
     def around(self) -> str:
         """The code of the note, which is run with the block."""
-        return self.note.removeprefix("run\n") if self.note.startswith("run\n") else ""
+        word, _, code = self.note.partition("\n")
+        return code if word in ("run", _SOFTROCE) else ""
+
+    @property
+    def is_for_iwarp(self) -> bool:
+        """Whether it can be run on iWARP, too."""
+        return not self.note.startswith(_SOFTROCE)
 
     @property
     def is_general(self) -> bool:
         """Whether the general test runs it."""
-        return not self.note or bool(self.around)
+        return not self.note or self.note.partition("\n")[0] in ("run", _SOFTROCE)
 
     @property
     def program(self) -> str:
