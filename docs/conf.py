@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 import socket
 import tomllib
 from pathlib import Path
 from typing import Any
+
+from sphinx.addnodes import pending_xref
 
 _PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 
@@ -47,6 +50,7 @@ html_theme = "furo"
 html_title = f"{project} {release}"
 html_static_path = ["_static"]
 html_css_files = ["aiordma.css"]
+pygments_dark_style = "monokai"
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -109,7 +113,15 @@ def _without_signature(_app: Any, _what: str, name: str, *_: Any) -> tuple[str, 
     return ("", "") if name in _MADE_BY_CALLS else None
 
 
+def _builtins_are_not_ours(_app: Any, doctree: Any) -> None:
+    """`bytes` in a signature is Python's, not an attribute of this name of some class."""
+    for node in doctree.findall(pending_xref):
+        if node.get("refspecific") and hasattr(builtins, node.get("reftarget", "")):
+            node["refspecific"] = False
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx."""
+    app.connect("doctree-read", _builtins_are_not_ours)
     app.connect("autodoc-process-signature", _without_signature)
     app.connect("source-read", _without_notes)

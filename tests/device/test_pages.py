@@ -103,17 +103,17 @@ def test_each_program_is_on_a_page() -> None:
 
 def test_the_doctor_says_how_many_connections_fit() -> None:
     """The commands of memlock.md, in a shell with the usual limit and without the capability."""
+    name = "test_the_doctor_says_how_many_connections_fit"
     (block,) = (
-        block
-        for block in blocks("memlock.md")
-        if block.other_test and block.other_test[1] == "test_the_doctor_says_how_many_connections_fit"
+        block for block in blocks("memlock.md") if block.other_test and block.other_test[1] == name
     )
-    # root gives every capability to the programs that it runs, but for those out of the bounds.
-    limited = ("prlimit", "--memlock=8388608", "setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock")
+    # root gives its programs every capability, but for those that the bounding set lacks.
+    drop = ("setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for step in steps(block.text):
         done = subprocess.run(
-            [*limited, "bash", "-c", step.command], env={**os.environ, "PATH": path},
+            ["prlimit", "--memlock=8388608", *drop, "bash", "-c", step.command],
+            env={**os.environ, "PATH": path},
             capture_output=True, check=False, text=True, timeout=LIMIT_S,
         )  # fmt: skip
         assert (done.stdout.splitlines(), done.stderr) == (step.lines, "")
