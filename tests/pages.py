@@ -3,14 +3,14 @@
 A note is an HTML comment right before a block; the built pages do not have it.
 
 - Without a note a block is run by `tests/device/test_pages.py`.  Python that begins with a
-  docstring is a file, whose name is the last "`name.py`" of the paragraph before; so is Python
-  behind a paragraph that ends with "`name.py`:".  A console block is run command by command, and
+  docstring is a file, whose name is the last "`<name>.py`" of the paragraph before; so is Python
+  behind a paragraph that ends with "`<name>.py`:".  A console block is run command by command, and
   its output compared.  Other Python is run where `await` is allowed, in a namespace that all blocks
   of the page share.
 - `<!-- run` and code until `-->`: this code runs before the block, or around it: a line `...` of
   the code stands for the block.
 - `<!-- run on Soft-RoCE`, and code or none: the same, but not on iWARP, which lacks the ability.
-- `<!-- run by tests/device/test_x.py::test_y -->`: this test runs it.
+- `<!-- run by tests/device/<file>::<test> -->`: this test runs it.
 - `<!-- not run: reason -->`: no test does.
 """
 

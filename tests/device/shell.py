@@ -91,7 +91,7 @@ class Shell:
         )
         self._jobs.append(job)
         assert job.stdout is not None
-        said = []
+        said: list[str] = []
         for _ in lines:
             ready, _, _ = select.select([job.stdout], [], [], LIMIT_S)
             assert ready, f"{command} says nothing behind {said}"
