@@ -117,6 +117,18 @@ def test_public_names_of_other_modules_are_in_the_reference() -> None:
         assert hasattr(importlib.import_module(module), last), name
 
 
+def test_the_names_beside_those_of_pyverbs_exist() -> None:
+    ours = " ".join(cells[1] for cells in rows("from-pyverbs.md") if len(cells) == 2)
+    names = set(re.findall(r"\b([A-Z]\w*[a-z]\w*)\(", ours)) - {"PyverbsRDMAError"}
+    assert len(names) >= 12
+    for name in names:
+        assert any(hasattr(module, name) for module in (aiordma, aiordma.cm, aiordma.verbs)), name
+    for name in re.findall(r"\bqp\.(\w+)\(", ours):
+        assert hasattr(aiordma.verbs.QueuePair, name), name
+    for name in re.findall(r"\bcm_id\.(\w+)\(", ours):
+        assert hasattr(aiordma.cm.ConnectionId, name), name
+
+
 def test_the_options_of_softroce() -> None:
     text = (DOCS / "softroce.md").read_text()
     for option in re.findall(r"^  (?:-\w, )?(--[\w-]+)", options_parser().format_help(), re.M):
