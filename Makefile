@@ -74,6 +74,7 @@ lint:
 docs:
 	@tools/setup docs
 	@$(PY) -m sphinx -W --keep-going -q -b html docs build/docs
+	@$(PY) tools/links.py build/docs
 	@echo "docs: open build/docs/index.html"
 
 setup:

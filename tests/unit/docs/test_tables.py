@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import re
 from pathlib import Path
 
@@ -12,11 +13,15 @@ import aiordma.memory
 import aiordma.metrics
 import aiordma.verbs
 from aiordma import error_words, errors
+from aiordma.contrib import aiohttp as contrib_aiohttp
+from aiordma.contrib import httpx as contrib_httpx
 from aiordma.endpoint import wire
 from aiordma.endpoint.config import ConnectionConfig, plan_of
 from aiordma.endpoint.wire import FrameKind
 from aiordma.link import refusal
 from aiordma.link.refusal import RefusalReason
+from aiordma.streams import policy
+from aiordma.testing import softroce, stream_conformance
 from aiordma.testing.softroce import errors as softroce_errors
 from aiordma.testing.softroce.cli import options_parser
 from aiordma.testing.softroce.options import DEVICES, ENGINES
@@ -94,6 +99,35 @@ def test_every_public_name_is_in_the_reference() -> None:
     for module in (aiordma, aiordma.cm, aiordma.memory, aiordma.metrics, aiordma.verbs):
         listed = re.findall(rf"^\.\. auto\w+:: {module.__name__}\.(\w+)$", text, re.M)
         assert sorted(listed) == sorted(module.__all__)
+
+
+def test_public_names_of_other_modules_are_in_the_reference() -> None:
+    text = "".join(page.read_text() for page in sorted((DOCS / "api").glob("*.md")))
+    listed = set(re.findall(r"^\.\. (?:auto\w+|py:data):: (aiordma\.[\w.]+)$", text, re.M))
+    names = {
+        "aiordma.endpoint.connect.Opening",
+        "aiordma.verbs.resource.Resource",
+        "aiordma.verbs.enums.GIDType",
+        "aiordma.verbs.enums.NodeType",
+    }
+    for module in (contrib_aiohttp, contrib_httpx, policy, softroce, stream_conformance):
+        names |= {f"{module.__name__}.{name}" for name in module.__all__}
+    assert names <= listed
+    for name in listed:
+        module, _, last = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), last), name
+
+
+def test_the_names_beside_those_of_pyverbs_exist() -> None:
+    ours = " ".join(cells[1] for cells in rows("from-pyverbs.md") if len(cells) == 2)
+    names = set(re.findall(r"\b([A-Z]\w*[a-z]\w*)\(", ours)) - {"PyverbsRDMAError"}
+    assert len(names) >= 12
+    for name in names:
+        assert any(hasattr(module, name) for module in (aiordma, aiordma.cm, aiordma.verbs)), name
+    for name in re.findall(r"\bqp\.(\w+)\(", ours):
+        assert hasattr(aiordma.verbs.QueuePair, name), name
+    for name in re.findall(r"\bcm_id\.(\w+)\(", ours):
+        assert hasattr(aiordma.cm.ConnectionId, name), name
 
 
 def test_the_options_of_softroce() -> None:

@@ -1,0 +1,134 @@
+"""Shell: runs the commands of a page in a folder, and compares what they print."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.pages import ROOT, Step
+
+LIMIT_S = 60
+_RUNNER = re.compile(r"python -m aiordma\.testing\.softroce (?:--?[\w-]+ (?:\w+ )?)*?-- ")
+_KILL = re.compile(r"kill (?:-(\w+) )?%(\d)")
+
+
+def matches(said: str, printed: str) -> bool:
+    """`...` on the page stands for anything."""
+    pattern = ".*".join(re.escape(part) for part in printed.split("..."))
+    return re.fullmatch(pattern, said) is not None
+
+
+class Shell:
+    """A folder with the examples, in which commands are run.
+
+    Args:
+        folder: The folder, empty.
+        replaced: Words of the page, and those that stand for them here.
+    """
+
+    def __init__(self, folder: Path, replaced: dict[str, str]) -> None:
+        self.folder = folder
+        (folder / "examples").symlink_to(ROOT / "examples")
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self._env = {**os.environ, "PATH": path, "PYTHONWARNINGS": "error"}
+        self._replaced = replaced
+        self._jobs: list[subprocess.Popen[bytes]] = []
+
+    def here(self, text: str) -> str:
+        """The text with the words of this device."""
+        for there, here in self._replaced.items():
+            text = text.replace(there, here)
+        return text
+
+    def run(self, step: Step, *, any_output: bool = False) -> None:
+        """Run a command of the page; a command behind the runner is run without it: it is here.
+
+        Args:
+            step: The command, and its output.
+            any_output: Whether it has to succeed, whatever it prints.
+        """
+        command = _RUNNER.sub("", self.here(step.command), count=1)
+        lines = [self.here(line) for line in step.lines]
+        if command.endswith(" &"):
+            self._start(command.removesuffix(" &"), lines)
+        elif found := _KILL.fullmatch(command):
+            self._jobs[int(found[2]) - 1].send_signal(signal.Signals[f"SIG{found[1] or 'TERM'}"])
+        elif command == "wait":
+            self._wait(lines)
+        else:
+            self._run(command, None if any_output else lines)
+
+    def _run(self, command: str, lines: list[str] | None) -> None:
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=self.folder,
+            env=self._env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+            text=True,
+            timeout=LIMIT_S,
+        )
+        if lines is None:
+            assert done.returncode == 0, (command, done.stdout)
+        else:
+            self._compare(command, done.stdout.splitlines(), lines)
+
+    def _start(self, command: str, lines: list[str]) -> None:
+        job = subprocess.Popen(
+            # exec: the signal at the end is for the program and not for the shell.
+            ["bash", "-c", f"exec {command}"],
+            cwd=self.folder,
+            env=self._env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,  # select() knows of no bytes in a buffer
+        )
+        self._jobs.append(job)
+        assert job.stdout is not None
+        said: list[str] = []
+        for _ in lines:
+            ready, _, _ = select.select([job.stdout], [], [], LIMIT_S)
+            assert ready, f"{command} says nothing behind {said}"
+            said.append(job.stdout.readline().decode().rstrip("\n"))
+            if not said[-1] and job.poll() is not None:
+                assert job.stderr is not None
+                raise AssertionError(f"{command} has ended: {job.stderr.read().decode()}")
+        self._compare(command, said, lines)
+
+    def _wait(self, lines: list[str]) -> None:
+        """Wait for the jobs, and compare the rest of their output if the page shows it."""
+        said: list[str] = []
+        for job in self._jobs:
+            out, err = job.communicate(timeout=LIMIT_S)
+            assert (job.returncode, err) == (0, b""), job.args
+            said += out.decode().splitlines()
+        self._jobs.clear()
+        if lines:
+            self._compare("wait", said, lines)
+
+    @staticmethod
+    def _compare(command: str, said: list[str], lines: list[str]) -> None:
+        assert len(said) == len(lines), (command, said)
+        for line, printed in zip(said, lines, strict=True):
+            assert matches(line, printed), (command, line, printed)
+
+    def end(self) -> None:
+        """Ctrl-C ends the servers, and none complains."""
+        for job in self._jobs:
+            job.send_signal(signal.SIGINT)
+        for job in self._jobs:
+            _, err = job.communicate(timeout=LIMIT_S)
+            assert (job.returncode, err) in ((0, b""), (130, b"")), (job.args, err.decode())
+        self._jobs.clear()
+
+    def kill(self) -> None:
+        """End what is left after a failure."""
+        for job in self._jobs:
+            job.kill()
+            job.communicate(timeout=LIMIT_S)
