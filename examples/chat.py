@@ -112,6 +112,7 @@ class Room:
             self.tell(f"* {guest.name} has come", guest)
             while (line := await read_line(reader)) is not None:
                 self.tell(f"{guest.name}: {line}", guest)
+                await asyncio.sleep(0)  # the lines are sent before the next of many is read
         except ChatError as error:
             guest.why = str(error)
             raise

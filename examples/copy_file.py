@@ -200,8 +200,9 @@ async def send_file(
             digest.update(chunk)
 
         async def arrived(index: int) -> None:
+            await writes[index]
+            del writes[index]
             await answer_of(conn)
-            await writes.pop(index)
             progress.show(min(size, (index + 1) * CHUNK))
 
         await conn.send(json.dumps({"name": path.name, "size": size}).encode())

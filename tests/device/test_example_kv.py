@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import signal
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -16,12 +15,11 @@ import pytest
 import aiordma
 from examples import kv
 from tests.device.oracle import until
-from tests.device.test_examples import EXAMPLES, LIMIT_S, first_line, start
+from tests.device.running import LIMIT_S, Program
 
 pytestmark = pytest.mark.device
 
-PROGRAM = str(EXAMPLES / "kv.py")
-PORT = "18520"
+PORT = 18520
 NUMBERS = 25_000
 VERSIONS = 150
 
@@ -214,29 +212,20 @@ async def test_garbage_ends_in_an_answer(address: str) -> None:
 
 
 @pytest.fixture
-def server(address: str) -> Iterator[subprocess.Popen[str]]:
-    process = start(PROGRAM, "serve", "--host", address, "--memory", "1")
-    try:
-        assert first_line(process) == f"listening on {address} {PORT}\n"
-        yield process
-    finally:
-        process.kill()
-        process.communicate(timeout=LIMIT_S)
+def server(address: str) -> Iterator[Program]:
+    with Program("kv.py", "serve", "--host", address, "--memory", "1") as program:
+        assert program.line() == f"listening on {address} {PORT}"
+        yield program
 
 
 @pytest.mark.one_loop
-async def test_a_killed_client_leaves_its_place(
-    server: subprocess.Popen[str], address: str
-) -> None:
+async def test_a_killed_client_leaves_its_place(server: Program, address: str) -> None:
     """All of the memory is free again: a value fills it."""
-    async with kv.connect(address, int(PORT)) as client:
+    async with kv.connect(address, PORT) as client:
         await client.put("big", np.arange(100_000, dtype=np.int32))
-        hammer = start("-c", HAMMERS, address, PORT)
-        try:
-            assert await asyncio.to_thread(first_line, hammer) == "read\n"
-        finally:
-            hammer.kill()
-            hammer.communicate(timeout=LIMIT_S)
+        with Program("-c", HAMMERS, address, str(PORT)) as hammer:
+            assert await asyncio.to_thread(hammer.line) == "read"
+            hammer.end(signal.SIGKILL)
         await client.delete("big")
         async with asyncio.timeout(LIMIT_S):
             while True:  # the server hears of the end a moment later
@@ -246,32 +235,22 @@ async def test_a_killed_client_leaves_its_place(
                 except kv.StoreError:
                     assert await client.keys() == []
         assert (await client.get("all") == 0).all()
-    assert server.poll() is None
+    assert server.end(signal.SIGINT) == (0, "")
 
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
-async def test_a_server_that_ends(
-    how: signal.Signals, server: subprocess.Popen[str], address: str
-) -> None:
-    async with kv.connect(address, int(PORT)) as conn:
-        await conn.put("big", np.zeros(1000))
-    client = start("-c", HAMMERS, address, PORT)
-    try:
-        assert first_line(client) == "read\n"
-        server.send_signal(how)
-        out, err = server.communicate(timeout=LIMIT_S)
-        assert (out, err, server.returncode) == ("", "", 0 if how == signal.SIGINT else -9)
-        _, err = client.communicate(timeout=LIMIT_S)
-        assert client.returncode == 1
-        assert err.startswith(("ConnectionLostError: ", "ConnectionEndedError: "))
-    finally:
-        client.kill()
-        client.communicate(timeout=LIMIT_S)
-    with pytest.raises(ConnectionRefusedError, match="no program listens on that port"):
-        await client_of(address)
-
-
-async def client_of(address: str) -> None:
-    async with kv.connect(address, int(PORT)):
-        pass
+async def test_a_server_that_ends(how: signal.Signals, server: Program, address: str) -> None:
+    async with kv.connect(address, PORT) as client:
+        await client.put("big", np.zeros(1000))
+    with Program("-c", HAMMERS, address, str(PORT)) as hammer:
+        assert hammer.line() == "read"
+        assert server.end(how) == (0 if how == signal.SIGINT else -9, "")
+        status, error = hammer.end()
+        assert status == 1
+        assert error.startswith(("ConnectionLostError: ", "ConnectionEndedError: "))
+    with Program("kv.py", "get", "big", "--host", address) as late:
+        status, error = late.end()
+        assert status == 1
+        assert error.startswith("kv: ")
+        assert "no program listens on that port" in error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import subprocess
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,12 +12,11 @@ import pytest
 
 import aiordma
 from examples import parameter_server as ps
-from tests.device.test_examples import EXAMPLES, LIMIT_S, first_line, start
+from tests.device.running import LIMIT_S, Program
 
 pytestmark = pytest.mark.device
 
-PROGRAM = str(EXAMPLES / "parameter_server.py")
-PORT = "18521"
+PROGRAM = "parameter_server.py"
 
 
 async def train(address: str, training: ps.Training, workers: int) -> None:
@@ -98,62 +96,41 @@ async def test_a_bad_worker_does_not_stop_the_others(
 
 
 @pytest.fixture
-def server(address: str) -> Iterator[subprocess.Popen[str]]:
+def server(address: str) -> Iterator[Program]:
     """Goes on for ever."""
     words = ("--workers", "2", "--rounds", "1000000", "--tolerance", "0", "--size", "100")
-    process = start(PROGRAM, "serve", "--host", address, *words)
-    try:
-        assert first_line(process) == f"listening on {address} {PORT}\n"
-        assert first_line(process) == "waiting for 2 workers\n"
-        yield process
-    finally:
-        process.kill()
-        process.communicate(timeout=LIMIT_S)
-
-
-def await_line(process: subprocess.Popen[str], words: str) -> None:
-    while words not in (line := first_line(process)):
-        assert line, f"never said {words!r}"
+    with Program(PROGRAM, "serve", "--host", address, *words) as program:
+        assert program.line() == f"listening on {address} 18521"
+        assert program.line() == "waiting for 2 workers"
+        yield program
 
 
 @pytest.mark.one_loop
-def test_a_killed_worker_and_ends(server: subprocess.Popen[str], address: str) -> None:
+def test_a_killed_worker_and_ends(server: Program, address: str) -> None:
     """A killed worker leaves its place; Ctrl-C ends a worker, and then the server."""
-    workers = [start(PROGRAM, "work", "--host", address) for _ in range(2)]
-    try:
-        await_line(server, ": 2 workers")
-        workers[0].kill()
-        await_line(server, ": 1 workers")
-        workers.append(start(PROGRAM, "work", "--host", address))
-        await_line(server, ": 2 workers")
-        workers[2].send_signal(signal.SIGINT)
-        out, err = workers[2].communicate(timeout=LIMIT_S)
-        assert (out, err, workers[2].returncode) == ("worker 3\n", "", 130)
-        await_line(server, ": 1 workers")
-        server.send_signal(signal.SIGINT)
-        _, err = server.communicate(timeout=LIMIT_S)
-        assert (err, server.returncode) == ("", 0)
-        _, err = workers[1].communicate(timeout=LIMIT_S)
-        assert workers[1].returncode == 1
-        assert err.startswith("parameter_server: the server is gone: ")
-        assert err.count("\n") == 1
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.communicate(timeout=LIMIT_S)
+    work = (PROGRAM, "work", "--host", address)
+    with Program(*work) as killed, Program(*work) as good:
+        server.until(": 2 workers")
+        killed.end(signal.SIGKILL)
+        server.until(": 1 workers")
+        with Program(*work) as third:
+            server.until(": 2 workers")
+            assert third.end(signal.SIGINT) == (130, "")
+        server.until(": 1 workers")
+        assert server.end(signal.SIGINT) == (0, "")
+        status, error = good.end()
+        assert status == 1
+        assert error.startswith("parameter_server: the server is gone: ")
+        assert error.count("\n") == 1
 
 
 @pytest.mark.one_loop
-def test_a_killed_server(server: subprocess.Popen[str], address: str) -> None:
-    workers = [start(PROGRAM, "work", "--host", address) for _ in range(2)]
-    try:
-        await_line(server, ": 2 workers")
-        server.kill()
-        for worker in workers:
-            _, err = worker.communicate(timeout=LIMIT_S)
-            assert worker.returncode == 1
-            assert err.startswith("parameter_server: the server is gone: ")
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.communicate(timeout=LIMIT_S)
+def test_a_killed_server(server: Program, address: str) -> None:
+    work = (PROGRAM, "work", "--host", address)
+    with Program(*work) as first, Program(*work) as second:
+        server.until(": 2 workers")
+        server.end(signal.SIGKILL)
+        for worker in (first, second):
+            status, error = worker.end()
+            assert status == 1
+            assert error.startswith("parameter_server: the server is gone: ")
