@@ -6,7 +6,7 @@ receiver that the chunk is there, which writes it to the disk and says that its 
 several chunks are on their way at a time, and none is copied by the processor on the way.  At the
 end the SHA-256 of both sides is compared.  Until then the receiver keeps the bytes in
 a file `.*.part`, which is removed after any failure: under its name there is the whole
-file, or the one that was there before.
+file, or the file of before.
 
     copy_file.py receive [--host ADDRESS] [--port PORT] [FOLDER]
     copy_file.py send    [--host ADDRESS] [--port PORT] FILE...

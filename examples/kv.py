@@ -67,7 +67,7 @@ class Value:
     checksum: int = 0
 
     def describe(self) -> dict[str, Any]:
-        """What a client needs to read it."""
+        """Return all that a client needs to read it."""
         return {
             "offset": self.offset, "size": self.size, "version": self.version,
             "dtype": self.dtype, "shape": self.shape, "checksum": self.checksum,

@@ -163,7 +163,6 @@ async def serve(options: argparse.Namespace) -> None:
         serving = asyncio.create_task(server.serve_forever())
 
         async def train() -> None:
-            print("waiting for", options.workers, "workers", flush=True)
             await training.wait_for_workers(options.workers)
             await training.train(options.rounds, options.tolerance)
             with contextlib.suppress(TimeoutError):
@@ -180,7 +179,7 @@ async def serve(options: argparse.Namespace) -> None:
 
 
 class Data:
-    """The data of a worker: noisy sums of what it measured."""
+    """The data of a worker: random inputs, and noisy sums of them."""
 
     def __init__(self, worker: int, size: int) -> None:
         random = np.random.default_rng(worker)

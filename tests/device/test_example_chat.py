@@ -133,10 +133,10 @@ async def test_a_client_that_does_not_read_is_let_go(port: int, address: str) ->
                 news.append(line)
         await talking
         assert news == ["* slow has left (too slow)"]
-        with pytest.raises(ConnectionError):
+        # Its connection ends, behind a part of the lines.
+        with contextlib.suppress(ConnectionError):
             while await slow.hear():
                 pass
-            raise ConnectionError  # or the end of the stream behind a part of the lines
 
 
 async def test_a_lost_client(port: int, address: str) -> None:

@@ -18,7 +18,7 @@ import pytest
 pytestmark = [pytest.mark.device, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("programs.md", "perf.md", "switch.md")
+PAGES = ("programs.md", "perf.md", "switch.md", "examples.md")
 LIMIT_S = 60
 ADDRESS_THERE = "10.80.0.1"
 DEVICE_THERE = "rxe0"
@@ -148,7 +148,10 @@ def test_the_pages_tell_what_happens(
 
 def test_each_program_is_on_a_page() -> None:
     commands = " ".join(step.command for steps in conversations() for step in steps)
-    for name in ("stream_echo", "tls_echo", "aiohttp_hello", "httpx_get", "switched"):
+    for name in (
+        "stream_echo", "tls_echo", "aiohttp_hello", "httpx_get", "switched", "kv",
+        "parameter_server", "copy_file", "chat",
+    ):  # fmt: skip
         assert f"python examples/{name}.py" in commands
     for name in ("cp", "perf", "serve"):
         assert f"aiordma {name}" in commands
