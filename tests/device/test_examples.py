@@ -208,6 +208,7 @@ async def test_b08_ctrl_c_ends_the_client_without_a_word(address: str) -> None:
 INTERRUPTED = """
 import asyncio, json, os, runpy, signal, sys, traceback
 import aiohttp, aiordma, aiordma.cm, aiordma.contrib.aiohttp, aiordma.contrib.httpx, httpx, trustme
+import numpy
 
 real = asyncio.Runner.run
 
@@ -254,6 +255,10 @@ OTHERS = (
     ("aiohttp_hello.py", "client", "http://ADDRESS:1/"),
     ("stream_echo.py", "client", "ADDRESS"),
     ("demo.py", "--address", "ADDRESS"),
+    ("kv.py", "get", "key", "--host", "ADDRESS"),
+    ("parameter_server.py", "work", "--host", "ADDRESS"),
+    ("copy_file.py", "send", "--host", "ADDRESS", __file__),
+    ("chat.py", "join", "--host", "ADDRESS", "name"),
 )
 
 
