@@ -35,6 +35,7 @@ from aiordma.errors import (
     MessageTooLargeError,
     MulticastError,
     NotSupportedError,
+    PoolTimeoutError,
     ProtocolError,
     QueueError,
     RdmaError,
@@ -44,6 +45,11 @@ from aiordma.errors import (
     ReceiverNotReadyError,
     RemoteAccessError,
     RemoteInvalidRequestError,
+    RequestDeadlineError,
+    RequestError,
+    RequestOverloadedError,
+    RequestRefusedError,
+    RequestUnknownError,
     ResourceBusyError,
     ResourceClosedError,
     RouteError,
@@ -53,6 +59,9 @@ from aiordma.link.limits import ListenerLimits
 from aiordma.link.transport_socket import RdmaTransportSocket
 from aiordma.memory.byte_budget import set_large_message_budget
 from aiordma.memory.remote import RemoteRegion
+from aiordma.requests.served import Request, Requests
+from aiordma.service.pool import Pool, PoolStats
+from aiordma.service.requests import handle_requests, serve_requests
 from aiordma.service.server import Server, serve
 from aiordma.streams.connecting import create_connection, open_connection
 from aiordma.streams.server import RdmaServer, create_server, start_server
@@ -96,6 +105,9 @@ __all__ = [
     "MessageTooLargeError",
     "MulticastError",
     "NotSupportedError",
+    "Pool",
+    "PoolStats",
+    "PoolTimeoutError",
     "ProtocolError",
     "QueueError",
     "RdmaDatagramTransport",
@@ -112,6 +124,13 @@ __all__ = [
     "RemoteAccessError",
     "RemoteInvalidRequestError",
     "RemoteRegion",
+    "Request",
+    "RequestDeadlineError",
+    "RequestError",
+    "RequestOverloadedError",
+    "RequestRefusedError",
+    "RequestUnknownError",
+    "Requests",
     "ResourceBusyError",
     "ResourceClosedError",
     "RouteError",
@@ -123,10 +142,12 @@ __all__ = [
     "create_datagram_endpoint",
     "create_server",
     "devices",
+    "handle_requests",
     "is_available",
     "listen",
     "open_connection",
     "serve",
+    "serve_requests",
     "set_large_message_budget",
     "start_server",
     "start_tls",
