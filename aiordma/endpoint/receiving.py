@@ -328,7 +328,7 @@ class Receiver:
                 self.wake()
                 if self.is_awaited and not self._ready:
                     self._want()  # a large message is the first only since the other was taken
-        state.python = bool(self._over or self._lingering or self._waiters.places or self.reserved)
+        state.python = bool(self._over or self._lingering or self._waiters.places or self.exchange)
         if message is None:
             if self._ended is not None and first is None:
                 raise self._ended()

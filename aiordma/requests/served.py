@@ -77,7 +77,7 @@ class Request:
 
     @property
     def canceled(self) -> bool:
-        """Whether the peer waits for no answer any more: it canceled, or is gone."""
+        """Whether the peer waits for no answer any more, because it canceled or is gone."""
         return self._canceled
 
     @property
@@ -360,7 +360,7 @@ class Served:
         """No request arrives any more.
 
         Args:
-            failure: What `take` raises when there is no more; None for an end in good order.
+            failure: Makes the exception of `take` when there is no more; None: an end in good order.
             over: Whether no answer can be sent any more either.
         """
         self._ended = failure

@@ -9,8 +9,8 @@ Theory of operation
     `_fill` compares the connections that there are, or are being opened, with the number wanted:
     `min_size`, and another connection for each task in line, up to `max_size`.  An opener goes on,
     with growing pauses, as long as its connection is wanted.  A watcher for each connection notices
-    its end.  All of these tasks belong to `_Core`, and none of them has the Pool, so that a forgotten
-    Pool is collected, and says so.
+    its end.  All of these tasks belong to `_Core`, and none of them has the Pool, so that a Pool
+    that is forgotten is collected, and says so.
 """
 
 from __future__ import annotations
@@ -167,19 +167,25 @@ class _Core:
             self._fill()
             async with asyncio.timeout(timeout):
                 return await future
-        except BaseException as exc:
-            if future.done() and not future.cancelled() and future.exception() is None:
-                self.release(future.result())  # granted in the same moment
-            elif place in self._line:
-                self._line.remove(place)
-            self._let_in()  # connections may have been kept for this task
-            if not isinstance(exc, TimeoutError):
-                raise
+        except TimeoutError:
+            self._leave_line(place)
             self.counts.timeouts += 1
             text = f"no connection of the pool was free within {timeout:.3g} s"
             if self._last_error is not None:
                 text += f"; the last attempt to connect failed: {self._last_error}"
             raise PoolTimeoutError(errno.ETIMEDOUT, text) from self._last_error
+        except BaseException:
+            self._leave_line(place)
+            raise
+
+    def _leave_line(self, place: tuple[asyncio.Future[_Member], bool]) -> None:
+        """A task leaves the line by an exception, perhaps in the moment of its grant."""
+        future = place[0]
+        if future.done() and not future.cancelled() and future.exception() is None:
+            self.release(future.result())
+        elif place in self._line:
+            self._line.remove(place)
+        self._let_in()  # connections may have been kept for this task
 
     def _find(self, *, lend: bool) -> _Member | None:
         now = self.loop.time()
@@ -300,7 +306,7 @@ class _Core:
 
     async def _watch(self, member: _Member) -> None:
         await member.connection.wait_closed()
-        if member in self._members:  # it broke: a retired one is not there any more
+        if member in self._members:  # it broke: after `_retire` it is not there any more
             self._members.remove(member)
             if not self.closing:
                 self.counts.lost += 1
@@ -364,11 +370,13 @@ class _Core:
     async def close(self, timeout: float) -> None:
         """Let users finish, then close all connections."""
         self.refuse()
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(timeout):
                 while any(member.users for member in self._live()):
                     self._changed.clear()
                     await self._changed.wait()
+        except TimeoutError:
+            _log.info("the pool is closed while tasks use its connections")
         for member in self._members:
             if member.users:
                 member.connection.abort()
