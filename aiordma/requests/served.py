@@ -172,6 +172,13 @@ class Request:
 
         return end
 
+    def _end(self) -> None:
+        """The program is done with it, and answers no more."""
+        self._on_cancel = None
+        if not self._answered:
+            self._answered = True
+            self._forgotten()()
+
     def __del__(self) -> None:
         if not getattr(self, "_answered", True):
             self._answered = True

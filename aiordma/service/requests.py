@@ -145,10 +145,10 @@ async def handle_requests(
 async def _handle(connection: Connection, handler: RequestHandler, request: Request) -> None:
     task = asyncio.current_task()
     assert task is not None
-    if request.canceled:
-        return
     request._on_cancel = task.cancel
     try:
+        if request.canceled:
+            return
         answer = await handler(request)
         if not request.answered:
             await request.reply(b"" if answer is None else answer)
@@ -166,6 +166,8 @@ async def _handle(connection: Connection, handler: RequestHandler, request: Requ
         else:
             _log.exception("the handler of %r of %r", request, connection)
         _fail(request, exc)
+    finally:
+        request._end()  # not later: the exception of a task that was canceled keeps it
 
 
 def _fail(request: Request, exc: BaseException) -> None:
