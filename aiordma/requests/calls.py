@@ -96,7 +96,7 @@ class Calls:
             if not scope.expired():
                 raise
             raise RequestDeadlineError(
-                errno.ETIMEDOUT, f"no answer to the request within {timeout} s"
+                errno.ETIMEDOUT, f"no answer to the request within {timeout:.3g} s"
             ) from None
 
     async def _request(self, buf: Any, size: int, deadline: float | None) -> Message:

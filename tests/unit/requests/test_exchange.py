@@ -149,7 +149,8 @@ def test_a_request_is_answered_once(run: Run) -> None:
         with pytest.raises(RuntimeError, match="answered before"):
             request.fail(ValueError())
         assert await asking == b"!"
-        assert request.answered and not request.canceled
+        assert request.answered
+        assert not request.canceled
         await part(client, server)
 
     run(main())
@@ -311,11 +312,12 @@ def test_a_reply_canceled_at_every_await(run: Run, *, late: bool, size: int) -> 
             server.loop.call_later(0.001 * (step + 1), server.give, 1)
         await run_canceled(request.reply(LARGE[:size]), steps)
         server.give(None)
-        try:
-            assert await asking == LARGE[:size]
-        except RequestError as exc:
-            assert "gave up its answer" in str(exc)
+        (result,) = await asyncio.gather(asking, return_exceptions=True)
+        if isinstance(result, RequestError):
+            assert "gave up its answer" in str(result)
             assert steps.canceled
+        else:
+            assert result == LARGE[:size]
         await settle()
         assert client.cause is None
         assert held_by(client.exchange.calls) == NOTHING

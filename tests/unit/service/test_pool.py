@@ -7,7 +7,7 @@ import errno
 import gc
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -99,7 +99,7 @@ Serve = Callable[[], Server]
 
 
 @pytest.fixture
-def new_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+def new_server(monkeypatch: pytest.MonkeyPatch) -> Serve:
     """Makes a server, to which pools connect from then on."""
 
     def make() -> Server:
@@ -107,7 +107,7 @@ def new_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         pools_connect_by(monkeypatch, server.connect)
         return server
 
-    yield make
+    return make
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -245,7 +245,7 @@ def test_the_wait_has_a_bound_and_names_the_cause(run: Run, new_server: Serve) -
             with pytest.raises(PoolTimeoutError, match="no program listens") as caught:
                 await pool.request(b"?")
             assert isinstance(caught.value.__cause__, ConnectionRejectedError)
-            with pytest.raises(PoolTimeoutError, match="opened 0 of 1.*no program listens"):
+            with pytest.raises(PoolTimeoutError, match=r"opened 0 of 1.*no program listens"):
                 await pool.wait()
             assert pool.stats.errors
         await nothing_left(server)
@@ -324,6 +324,12 @@ def test_a_request_that_always_breaks_its_connection_is_given_up(
     run(main())
 
 
+async def ask_and_raise(pool: Pool) -> None:
+    async with pool.connection() as connection:
+        await connection.request(b"?")
+        raise ZeroDivisionError
+
+
 def test_after_an_exception_a_lent_connection_is_dropped(run: Run, new_server: Serve) -> None:
     async def main() -> None:
         server = new_server()
@@ -336,9 +342,7 @@ def test_after_an_exception_a_lent_connection_is_dropped(run: Run, new_server: S
                 assert connection is not server.made[0]
             # Requests do not depend on one another.
             with pytest.raises(ZeroDivisionError):
-                async with pool.connection() as connection:
-                    await connection.request(b"?")
-                    raise ZeroDivisionError
+                await ask_and_raise(pool)
             assert not server.made[1].is_closing
         await nothing_left(server)
 
@@ -456,9 +460,12 @@ def test_a_forgotten_pool_warns_and_ends(run: Run, new_server: Serve) -> None:
         pool = new_pool()
         await pool.open()
         await pool.wait()
-        with pytest.warns(ResourceWarning, match="unclosed <Pool open to server port 7, 1 conn"):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
             del pool
             gc.collect()
+        text = "unclosed <Pool open to server port 7, 1 connections>"
+        assert [(each.category, str(each.message)) for each in caught] == [(ResourceWarning, text)]
         await nothing_left(server)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
