@@ -6,6 +6,7 @@ Usage: rpc.py (server | client) ADDRESS [PORT]
 import asyncio
 import json
 import sys
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiordma
@@ -26,11 +27,11 @@ async def sleep(seconds: float) -> str:
     return "rested"
 
 
-METHODS = {"add": add, "sleep": sleep}
+METHODS: dict[str, Callable[..., Awaitable[object]]] = {"add": add, "sleep": sleep}
 
 
 async def handle(request: aiordma.Request) -> bytes:
-    """Serve one call; what is raised here, the caller's `request` raises as a RequestError."""
+    """Serve one call; an exception here is a RequestError of the caller's `request`."""
     method, arguments = json.loads(bytes(request.body))
     if method not in METHODS:
         raise aiordma.RequestUnknownError(f"no method {method!r}")

@@ -367,7 +367,7 @@ class Served:
         """No request arrives any more.
 
         Args:
-            failure: Makes the exception of `take` when there is no more; None: an end in good order.
+            failure: Makes the exception of `take` when there is no more; None for an end in order.
             over: Whether no answer can be sent any more either.
         """
         self._ended = failure

@@ -477,36 +477,29 @@ def test_a_canceled_request_that_the_program_keeps_counts(run: Run) -> None:
 # Rude peers
 
 
-Send = Callable[[End], object]
 HEADER = frame(Kind.REQUEST, 5)
-RUDE: dict[str, tuple[Send, str]] = {
-    "garbage": (lambda end: end.arrive(b"garbage garbage garbage"), "no request"),
-    "short": (lambda end: end.arrive(b""), "0 bytes"),
-    "no body asked": (lambda end: end.arrive(b"x", 5), "body of request 5"),
-    "no answer asked": (lambda end: end.arrive(frame(Kind.ANSWER, 5)), "answer to request 5"),
-    "no error asked": (lambda end: end.arrive(error_frame(5, 1, "", "")), "error for request 5"),
-    "no answer's body": (lambda end: end.arrive(b"x", ANSWER_BODY | 5), "body of an answer"),
-    "twice": (lambda end: (end.arrive(HEADER), end.arrive(HEADER)), "request 5 twice"),
+#: The messages, with their immediates, and words of the error.
+RUDE: dict[str, tuple[list[tuple[bytes, int | None]], str]] = {
+    "garbage": ([(b"garbage garbage garbage", None)], "no request"),
+    "short": ([(b"", None)], "0 bytes"),
+    "no body asked": ([(b"x", 5)], "body of request 5"),
+    "no answer asked": ([(frame(Kind.ANSWER, 5), None)], "answer to request 5"),
+    "no error asked": ([(error_frame(5, 1, "", ""), None)], "error for request 5"),
+    "no answer's body": ([(b"x", ANSWER_BODY | 5)], "body of an answer"),
+    "twice": ([(HEADER, None)] * 2, "request 5 twice"),
     "body twice": (
-        lambda end: [
-            end.arrive(frame(Kind.REQUEST, 5, flags=BODY_FOLLOWS)),
-            end.arrive(b"1", 5),
-            end.arrive(b"2", 5),
-        ],
+        [(frame(Kind.REQUEST, 5, flags=BODY_FOLLOWS), None), (b"1", 5), (b"2", 5)],
         "body of request 5",
     ),
     "flood": (
-        lambda end: [end.arrive(frame(Kind.REQUEST, n)) for n in range(INITIAL_REQUESTS + 1)],
+        [(frame(Kind.REQUEST, n), None) for n in range(INITIAL_REQUESTS + 1)],
         "more than 16 requests",
     ),
     "flood of headers": (
-        lambda end: [
-            end.arrive(frame(Kind.REQUEST, n, flags=BODY_FOLLOWS))
-            for n in range(INITIAL_REQUESTS + 1)
-        ],
+        [(frame(Kind.REQUEST, n, flags=BODY_FOLLOWS), None) for n in range(INITIAL_REQUESTS + 1)],
         "more than 16 requests",
     ),
-    "grants nothing": (lambda end: end.arrive(frame(Kind.GRANT, 0)), "grant of no request"),
+    "grants nothing": ([(frame(Kind.GRANT, 0), None)], "grant of no request"),
 }
 
 
@@ -514,13 +507,14 @@ RUDE: dict[str, tuple[Send, str]] = {
 def test_a_rude_peer_ends_its_connection(run: Run, rude: str) -> None:
     async def main() -> None:
         end = await lone()
-        send, words = RUDE[rude]
+        messages, words = RUDE[rude]
         # With a waiting task the requests would be taken; the grant is the initial one.
         waits = "twice" not in rude and "flood" not in rude
         waiting = asyncio.create_task(anext(end.requests())) if waits else None
         asking = asyncio.create_task(end.request(b"?"))
         await settle()
-        send(end)
+        for data, imm in messages:
+            end.arrive(data, imm)
         with pytest.raises(ConnectionLostError, match=words) as caught:
             await asking
         assert isinstance(end.cause, ProtocolError)

@@ -77,7 +77,7 @@ class Server:
 
     def __init__(self) -> None:
         self.up = True
-        self.made: list[Fake] = []
+        self.made: list[Any] = []
         self.attempts: list[float] = []
         self.breaks: list[bool] = []
         self.answering = asyncio.Event()
@@ -117,7 +117,8 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def new_pool(**options: Any) -> Pool:
-    return Pool("server", 7, **({"timeout": 5.0} | options))
+    values: dict[str, Any] = {"host": "server", "port": 7, "timeout": 5.0}
+    return Pool(**(values | options))
 
 
 async def nothing_left(server: Server) -> None:
@@ -556,7 +557,7 @@ def test_not_open_or_elsewhere(run: Run, new_server: Serve) -> None:
 )  # fmt: skip
 def test_bad_arguments(options: dict[str, Any], kind: type[Exception]) -> None:
     with pytest.raises(kind):
-        Pool(**({"host": "server", "port": 7} | options))
+        new_pool(**options)
 
 
 def test_bad_arguments_of_calls(run: Run, new_server: Serve) -> None:
