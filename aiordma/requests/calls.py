@@ -46,12 +46,11 @@ __all__ = ["Calls"]
 class _Call:
     """A request without its final frame."""
 
-    __slots__ = ("answer", "body_follows", "size")
+    __slots__ = ("answer", "size")
 
     def __init__(self, answer: asyncio.Future[Message], size: int) -> None:
         self.answer = answer
         self.size = size
-        self.body_follows = False
 
 
 class Calls:
@@ -186,22 +185,11 @@ class Calls:
         self._granted, self._granted_bytes = count, size
         self._let_in()
 
-    def on_answer(self, number: int, flags: int, message: Message) -> None:
-        """Take the answer to a call, or the announcement of its body."""
+    def on_answer(self, number: int, message: Message) -> None:
+        """Take the answer to a call."""
         call = self._calls.get(number)
-        if call is None or call.body_follows:
+        if call is None:
             msg = f"an answer to request {number}, which waits for none"
-            raise ViolationError(msg)
-        if flags & BODY_FOLLOWS:
-            call.body_follows = True
-        else:
-            self._end(number, call, Message(memoryview(message[HEADER_SIZE:])))
-
-    def on_body(self, number: int, message: Message) -> None:
-        """Take the body of an answer."""
-        call = self._calls.get(number)
-        if call is None or not call.body_follows:
-            msg = f"the body of an answer to request {number}, which waits for none"
             raise ViolationError(msg)
         self._end(number, call, message)
 

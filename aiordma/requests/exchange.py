@@ -83,13 +83,13 @@ class Exchange:
         """Take a message of the peer."""
         if (imm := message.imm) is not None:
             if imm & ANSWER_BODY:
-                self.calls.on_body(imm ^ ANSWER_BODY, message)
+                self.calls.on_answer(imm ^ ANSWER_BODY, message)
             else:
                 self.served.on_body(imm, message)
             return
         kind, flags, number, argument = parse(message)
         if kind is Kind.ANSWER:
-            self.calls.on_answer(number, flags, message)
+            self.calls.on_answer(number, Message(memoryview(message[HEADER_SIZE:])))
         elif kind is Kind.REQUEST:
             self.served.on_request(number, flags, argument, message)
         elif kind is Kind.ERROR:

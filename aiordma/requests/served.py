@@ -338,8 +338,6 @@ class Served:
                 head = frame(Kind.ANSWER, number)
                 await self.carrier._send_frame(b"".join((head, buf)), None)
             else:
-                head = frame(Kind.ANSWER, number, flags=BODY_FOLLOWS)
-                await self.carrier._send_frame(head, None)
                 await self.carrier._send_frame(buf, number | ANSWER_BODY)
         except BaseException:
             text = "the peer gave up its answer"

@@ -1,8 +1,9 @@
 """The frames of requests, byte by byte; docs/requests.md has the same in tables.
 
 A frame is a message without an immediate: a header, and mostly the body behind it.  A body that
-does not fit into a slot beside the header is a message of its own, which nothing copies: behind its
-frame, with the number as its immediate.
+does not fit into a slot beside the header is a message of its own, which is not copied for that,
+and has the number as its immediate.  A request has its frame before it, with its time limit; an
+answer needs none.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ VERSION = 1
 #: Magic, version, kind, flags, number, argument.
 _HEADER = struct.Struct("!BBBBIQ")
 HEADER_SIZE = _HEADER.size
-#: Flag of REQUEST and ANSWER: the body is the next message with this number as its immediate.
+#: Flag of REQUEST: the body is the next message with this number as its immediate.
 BODY_FOLLOWS = 1
 #: Flag of ERROR: it may come behind the whole answer, which then holds.
 GIVEN_UP = 2
-#: Bit of the immediate of a body that belongs to an answer.
+#: Bit of the immediate of a body that is an answer.
 ANSWER_BODY = 1 << 31
 #: Requests, and bytes of them, that a side may have under way before the other has granted more.
 INITIAL_REQUESTS, INITIAL_BYTES = 16, 4 << 20
@@ -68,7 +69,7 @@ class ErrorCode(IntEnum):
 
 
 _KINDS = {int(kind): kind for kind in Kind}
-_FLAGS = {Kind.REQUEST: BODY_FOLLOWS, Kind.ANSWER: BODY_FOLLOWS, Kind.ERROR: GIVEN_UP}
+_FLAGS = {Kind.REQUEST: BODY_FOLLOWS, Kind.ERROR: GIVEN_UP}
 _CLASSES: dict[int, type[RequestError]] = {
     ErrorCode.REFUSED: RequestRefusedError,
     ErrorCode.OVERLOADED: RequestOverloadedError,
@@ -152,7 +153,7 @@ def parse(message: Message) -> Frame:
     if flags & ~_FLAGS.get(kind, 0) or number >= ANSWER_BODY:
         msg = f"flags {flags:#x} and number {number} of a frame of kind {kind.name}"
         raise ViolationError(msg)
-    bodiless = flags & BODY_FOLLOWS or kind in (Kind.CANCEL, Kind.GRANT)
+    bodiless = kind in (Kind.CANCEL, Kind.GRANT) or (kind is Kind.REQUEST and flags)
     if (size > HEADER_SIZE and bodiless) or (kind is Kind.ERROR and size > HEADER_SIZE + MAX_TEXT):
         msg = f"{size - HEADER_SIZE} bytes behind a frame of kind {kind.name}"
         raise ViolationError(msg)

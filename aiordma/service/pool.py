@@ -396,7 +396,8 @@ def _closed() -> ResourceClosedError:
 class Pool:
     """Connections to one server, kept open, and replaced when they break.
 
-    ``async with`` opens it, and closes it in good order.  It belongs to the event loop in which it
+    ``async with`` opens it, and closes it in good order; after an exception in the block without
+    time for tasks that still use it.  It belongs to the event loop in which it
     was opened.  A pool that is forgotten while it is open warns, and aborts its connections.
 
     Args:
@@ -641,8 +642,11 @@ class Pool:
         await self.open()
         return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        if kind is None:
+            await self.close()
+        else:
+            await self.close(0)
 
     def __repr__(self) -> str:
         core, settings = self._core, self._settings

@@ -53,6 +53,7 @@ def test_the_bytes_of_a_header() -> None:
         (b"\xa5\x01\x06" + frame(Kind.REQUEST, 1)[3:], "kind 6"),
         (frame(Kind.REQUEST, 1, flags=GIVEN_UP), "flags 0x2"),
         (frame(Kind.CANCEL, 1, flags=1), "flags 0x1"),
+        (frame(Kind.ANSWER, 1, flags=BODY_FOLLOWS), "flags 0x1"),
         (frame(Kind.REQUEST, 1 << 31), "number 2147483648"),
         (frame(Kind.REQUEST, 1, flags=BODY_FOLLOWS) + b"x", "1 bytes behind"),
         (frame(Kind.CANCEL, 1) + b"x", "1 bytes behind"),

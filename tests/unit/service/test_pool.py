@@ -428,6 +428,32 @@ def test_close_waits_for_users_and_then_does_not(run: Run, new_server: Serve) ->
     run(main())
 
 
+async def hang_and_raise(server: Server) -> None:
+    async with new_pool() as pool:
+        await pool.wait()
+        server.answering.clear()
+        asking = asyncio.create_task(pool.request(b"?"))
+        await settle()
+        assert users_of(pool) == 1
+        asking.add_done_callback(asyncio.Future.exception)
+        raise ZeroDivisionError
+
+
+def test_an_exception_in_the_block_waits_for_no_user(run: Run, new_server: Serve) -> None:
+    async def main() -> None:
+        server = new_server()
+        begun = asyncio.get_running_loop().time()
+        with pytest.raises(ZeroDivisionError):
+            await hang_and_raise(server)
+        assert asyncio.get_running_loop().time() - begun < 5
+        assert not server.live
+        server.answering.set()
+        await settle()
+        await nothing_left(server)
+
+    run(main())
+
+
 def test_a_close_that_is_canceled_aborts(run: Run, new_server: Serve) -> None:
     async def main() -> None:
         server = new_server()
