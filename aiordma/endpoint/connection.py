@@ -340,6 +340,7 @@ class Connection:
             TypeError, ValueError: A limit is of no use.
             NotSupportedError: The connection is raw.
             RuntimeError: A task waits in `recv()`; or not in the connection's event loop.
+            ResourceClosedError, ConnectionLostError: The connection is over.
         """
         limit = whole("limit", limit, 1, 1_000_000)
         limit_bytes = whole("limit_bytes", limit_bytes, 1, 1 << 50)

@@ -97,14 +97,14 @@ class _Settings:
 class _Member:
     """A connection of the pool."""
 
-    __slots__ = ("connection", "due", "idle_since", "lent", "users")
+    __slots__ = ("broken", "connection", "due", "idle_since", "lent", "users")
 
     def __init__(self, connection: Connection, now: float, lifetime: float | None) -> None:
         self.connection = connection
         # Not all at the same time, if they were opened together.
         self.due = None if lifetime is None else now + lifetime * random.uniform(0.9, 1.0)
         self.idle_since = now
-        self.lent = False
+        self.lent = self.broken = False
         self.users = 0
 
 
@@ -144,7 +144,7 @@ class _Core:
         return PoolStats(**counts)
 
     def _live(self) -> list[_Member]:
-        return [member for member in self._members if not member.connection.is_closing]
+        return [m for m in self._members if not (m.broken or m.connection.is_closing)]
 
     def require_open(self) -> None:
         """Raise ResourceClosedError if the pool is closed."""
@@ -215,12 +215,15 @@ class _Core:
         """Take a connection back."""
         member.users -= 1
         member.lent = False
-        if broken:
+        member.broken |= broken
+        if member.broken and not member.users:
+            # Not before: the other users would get the error of a connection that was closed here.
             member.connection.abort()
         now = self.loop.time()
         if not member.users:
             member.idle_since = now
-            if not self.closing and member.due is not None and member.due <= now:
+            old = member.due is not None and member.due <= now
+            if old and not (self.closing or member.broken):
                 self._retire(member)
         self._let_in()
         self._changed.set()

@@ -56,7 +56,8 @@ class Fake:
         self._carries_requests = True
         if self._server.breaks:
             sent = self._server.breaks.pop()
-            self.abort()
+            if not self._server.ends_late:
+                self.abort()
             error = ConnectionLostError(errno.ECONNRESET, "lost")
             error.request_sent = sent
             raise error
@@ -72,6 +73,7 @@ class Server:
         made: All connections.
         attempts: When a connect began.
         breaks: Requests that break their connection: whether they were sent.
+        ends_late: Whether a broken connection is not closed at once.
         answering: Whether requests are answered.
     """
 
@@ -80,6 +82,7 @@ class Server:
         self.made: list[Any] = []
         self.attempts: list[float] = []
         self.breaks: list[bool] = []
+        self.ends_late = False
         self.answering = asyncio.Event()
         self.answering.set()
 
@@ -305,6 +308,33 @@ def test_a_request_is_sent_again_only_if_it_may_be(
                     await pool.request(b"?", idempotent=idempotent)
             assert pool.stats.retries == again
             assert sum(len(each.requests) for each in server.made) == 1 + again
+        await nothing_left(server)
+
+    run(main())
+
+
+def test_a_broken_connection_is_left_by_its_users_before_it_is_aborted(
+    run: Run, new_server: Serve
+) -> None:
+    async def main() -> None:
+        server = new_server()
+        server.ends_late = True
+        async with new_pool(max_size=2) as pool:
+            await pool.wait()
+            server.answering.clear()
+            first = asyncio.create_task(pool.request(b"1"))
+            await settle()
+            server.breaks = [False]
+            second = asyncio.create_task(pool.request(b"2"))
+            await until(lambda: len(server.made) == 2)
+            await settle()
+            assert [each.requests for each in server.made] == [[b"1", b"2"], [b"2"]]
+            assert not server.made[0].is_closing
+            server.answering.set()
+            assert await asyncio.gather(first, second) == [b"1", b"2"]
+            assert server.made[0].is_closing
+            await settle()
+            assert pool.stats.lost == 1
         await nothing_left(server)
 
     run(main())
