@@ -971,4 +971,5 @@ class Connection:
         """Drop the references to this: everything was closed."""
         self._state.handler = None
         self._receiver.part()
+        vars(self).pop("send", None)
         self._stop()

@@ -447,7 +447,7 @@ class Receiver:
         A message that the program has kept refers to the memory of the slots, and not to this.
         """
         self._state.receiver = _Kept(self.slots, self.more_slots)
-        self.fetcher = None
+        self.fetcher = self.exchange = None
 
     def _wake_all(self) -> None:
         self._state.parked.wake_soon()

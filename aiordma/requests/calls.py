@@ -127,7 +127,7 @@ class Calls:
                 exc.request_sent = whole
             raise
         finally:
-            del answer  # its exception has this frame: a cycle
+            del answer, call  # its exception has this frame: a cycle
 
     async def _enter(self, size: int) -> None:
         """Wait until the peer's grant has room."""

@@ -188,11 +188,14 @@ def error_of(code: int, words: bytes) -> RequestError:
 def again(exc: BaseException) -> Callable[[], BaseException]:
     """A function that makes exceptions as `exc`: each task that waits needs its own."""
 
+    # Not `exc` itself, whose traceback has the frames of the connection's own tasks.
+    kind, args, hint, cause = type(exc), exc.args, vars(exc).get("hint"), exc.__cause__
+
     def make() -> BaseException:
-        copy = type(exc)(*exc.args)
-        if hint := vars(exc).get("hint"):
+        copy = kind(*args)
+        if hint:
             copy.hint = hint  # type: ignore[attr-defined]
-        copy.__cause__ = exc.__cause__
+        copy.__cause__ = cause
         return copy
 
     return make

@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import weakref
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import aiordma
 from aiordma import ConnectionConfig, ListenerLimits
 from aiordma.requests.wire import ANSWER_BODY, BODY_FOLLOWS, Kind, error_frame, frame
 from tests.device.meeting import Pair, paired, part
-from tests.device.oracle import until
+from tests.device.oracle import collect, until
 from tests.device.request_server import answer_to, handler, question
 from tests.device.stepping import every_step, run_canceled
 from tests.device.test_examples import first_line
@@ -245,6 +246,33 @@ async def test_canceled_at_every_await(address: str, late: bool, size: int) -> N
             await is_idle(client)
         assert steps.at > 1
         assert await client.request(data) == data
+
+
+async def test_a_closed_connection_leaves_no_cycle(address: str) -> None:
+    """It is gone with its last reference, and not when the collector runs."""
+    async with aiordma.serve_requests(echo, address, 0) as server:
+        collect()
+        gc.disable()
+        try:
+            client = await aiordma.connect(address, server.port)
+            for size in (10, 100_000):
+                assert await client.request(bytes(size)) == bytes(size)
+            with pytest.raises(TimeoutError):
+                await client.request(b"?", timeout=1e-9)
+            asking = asyncio.create_task(client.request(b"?"))
+            await asyncio.sleep(0)
+            await client.close()
+            await asyncio.wait([asking])
+            assert isinstance(asking.exception(), aiordma.ResourceClosedError)
+            with pytest.raises(aiordma.ResourceClosedError):
+                await client.request(b"?")
+            with pytest.raises(aiordma.ResourceClosedError):
+                await client.send(b"?")
+            alive = weakref.ref(client)
+            del client, asking
+            await until(lambda: alive() is None, LIMIT_S)
+        finally:
+            gc.enable()
 
 
 # Peers that break the rules: plain connections that send frames by themselves

@@ -122,7 +122,10 @@ class End:
 
     def give(self, credits: int | None) -> None:
         """Room for so many more messages; None for any number."""
-        self.credits = None if credits is None else (self.credits or 0) + credits
+        if credits is None or self.credits is None:
+            self.credits = None  # also for a timer that is late
+        else:
+            self.credits += credits
         self._room.set()
 
     async def request(self, data: Any, timeout: float | None = None) -> bytes:

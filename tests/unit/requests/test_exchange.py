@@ -219,7 +219,7 @@ def test_an_expired_request_is_not_served(run: Run) -> None:
 def test_a_cancellation_is_told(run: Run, how: str, size: int) -> None:
     async def main() -> None:
         client, server = await joined()
-        timeout = 0.02 if how == "timeout" else None
+        timeout = 0.5 if how == "timeout" else None
         asking = asyncio.create_task(client.request(LARGE[:size], timeout))
         request = await anext(server.requests())
         waiting = asyncio.create_task(request.wait_canceled())
@@ -261,6 +261,13 @@ def test_a_canceled_request_leaves_the_line_of_the_server(run: Run) -> None:
     run(main())
 
 
+async def drip(end: End) -> None:
+    """Room for three messages, later, a message at a time."""
+    for _ in range(3):
+        await settle()
+        end.give(1)
+
+
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("size", [1, len(LARGE)])
 @pytest.mark.parametrize("credits", [0, None])
@@ -274,10 +281,9 @@ def test_a_request_canceled_at_every_await(
         task = asyncio.create_task(echo(server.requests()))
         await settle()
         client.credits = credits
-        if credits is not None:
-            for step in range(3):
-                client.loop.call_later(0.001 * (step + 1), client.give, 1)
+        dripping = asyncio.create_task(drip(client))
         answer = await run_canceled(client.request(LARGE[:size]), steps)
+        await dripping
         assert answer in (None, LARGE[:size])
         client.give(None)
         await settle(20)
@@ -308,9 +314,9 @@ def test_a_reply_canceled_at_every_await(run: Run, *, late: bool, size: int) -> 
         asking = asyncio.create_task(client.request(b"?"))
         request = await anext(server.requests())
         server.credits = 0
-        for step in range(3):
-            server.loop.call_later(0.001 * (step + 1), server.give, 1)
+        dripping = asyncio.create_task(drip(server))
         await run_canceled(request.reply(LARGE[:size]), steps)
+        await dripping
         server.give(None)
         (result,) = await asyncio.gather(asking, return_exceptions=True)
         if isinstance(result, RequestError):
@@ -339,10 +345,11 @@ def test_a_wait_for_requests_canceled_at_every_await(run: Run, *, late: bool) ->
     async def scenario(steps: Steps) -> None:
         client, server = await joined()
         requests = server.requests()
-        client.loop.call_later(0.002, client.give, 1)
         client.credits = 0
+        dripping = asyncio.create_task(drip(client))
         asking = asyncio.create_task(client.request(b"?"))
         request = await run_canceled(anext(requests), steps)
+        await dripping
         if request is None:
             request = await anext(requests)
         await request.reply(b"!")
@@ -367,7 +374,7 @@ def test_the_line_for_the_grant_canceled_at_every_await(run: Run, *, late: bool)
         request = await anext(requests)
 
         async def answer() -> None:
-            await asyncio.sleep(0.001)
+            await settle()
             await request.reply()
             async for other in requests:
                 await other.reply(other.body)
