@@ -367,7 +367,12 @@ def start(address: str, port: int = 0) -> tuple[subprocess.Popen[str], int]:
         [sys.executable, "-W", "error", str(SERVER), address, str(port)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    return process, int(first_line(process))
+    line = first_line(process)
+    if not line.strip().isdecimal():
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(line + out + err)
+    return process, int(line)
 
 
 def size_of(rng: random.Random) -> int:

@@ -318,6 +318,8 @@ def test_a_reply_canceled_at_every_await(run: Run, *, late: bool, size: int) -> 
         await run_canceled(request.reply(LARGE[:size]), steps)
         await dripping
         server.give(None)
+        await settle(20)
+        assert asking.done(), "the caller waits for ever"
         (result,) = await asyncio.gather(asking, return_exceptions=True)
         if isinstance(result, RequestError):
             assert "gave up its answer" in str(result)
