@@ -12,6 +12,7 @@ import subprocess
 import sys
 import weakref
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,14 @@ import pytest
 import aiordma
 from aiordma import ConnectionConfig, ListenerLimits
 from aiordma.requests.wire import ANSWER_BODY, BODY_FOLLOWS, Kind, error_frame, frame
+from tests.device.bad_arguments import (
+    NO_BYTES,
+    NO_INT_OR_NONE,
+    NO_TIMEOUT,
+    STRIDED,
+    Bad,
+    no_mistakes,
+)
 from tests.device.meeting import Pair, paired, part
 from tests.device.oracle import collect, until
 from tests.device.request_server import answer_to, handler, question
@@ -124,6 +133,55 @@ async def test_a_message_too_large_for_the_peer(address: str) -> None:
         await request.reply(b"!")
         assert await asking == b"!"
         assert held_by(exchange_of(client).calls) == NOTHING
+
+
+def serve_with(address: str, name: str, value: Any) -> None:
+    aiordma.serve_requests(echo, address, 0, **{name: value})
+
+
+async def test_g05_bad_arguments_take_nothing(address: str) -> None:
+    no_limit = [*NO_INT_OR_NONE, 0, -1, 1 << 60]
+    async with (
+        aiordma.serve_requests(echo, address, 0) as server,
+        aiordma.connect(address, server.port) as client,
+        aiordma.Pool(address, server.port) as pool,
+    ):
+
+        async def works(name: str) -> None:
+            assert await client.request(b"?", timeout=LIMIT_S) == b"?", name
+            assert await pool.request(b"?", timeout=LIMIT_S) == b"?", name
+            assert held_by(exchange_of(client).calls) == NOTHING, name
+
+        await works("the test")
+        with no_mistakes() as mistakes:
+            table: list[Bad] = [
+                ("request", client.request, [*NO_BYTES, STRIDED]),
+                ("request(timeout)", lambda x: client.request(b"", timeout=x), NO_TIMEOUT),
+                ("requests(limit)", lambda x: client.requests(limit=x), no_limit),
+                ("requests(limit_bytes)", lambda x: client.requests(limit_bytes=x), no_limit),
+                ("handle_requests", lambda x: aiordma.handle_requests(x, echo), [None, 1, pool]),
+                (
+                    "handle_requests(handler)",
+                    lambda x: aiordma.handle_requests(client, x),
+                    [None, 1, b"handler"],
+                ),
+                (
+                    "handle_requests(max_concurrent)",
+                    lambda x: aiordma.handle_requests(client, echo, max_concurrent=x),
+                    no_limit,
+                ),
+                ("pool.request", pool.request, [*NO_BYTES, STRIDED]),
+                ("pool.request(timeout)", lambda x: pool.request(b"", timeout=x), NO_TIMEOUT),
+                ("pool.connection", pool.connection, NO_TIMEOUT),
+                ("pool.wait", pool.wait, NO_TIMEOUT),
+            ]
+            await mistakes.of_waits(table, works)
+            for name in ("max_concurrent", "limit", "limit_bytes"):
+                for wrong in no_limit:
+                    mistakes.of_call(
+                        f"serve_requests({name})", partial(serve_with, address, name), wrong
+                    )
+        assert pool.stats.available == 1
 
 
 async def test_errors_deadlines_and_cancellation(
