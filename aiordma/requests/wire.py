@@ -187,7 +187,6 @@ def error_of(code: int, words: bytes) -> RequestError:
 
 def again(exc: BaseException) -> Callable[[], BaseException]:
     """A function that makes exceptions as `exc`: each task that waits needs its own."""
-
     # Not `exc` itself, whose traceback has the frames of the connection's own tasks.
     kind, args, hint, cause = type(exc), exc.args, vars(exc).get("hint"), exc.__cause__
 
