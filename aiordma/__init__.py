@@ -36,6 +36,7 @@ from aiordma.errors import (
     MulticastError,
     NotSupportedError,
     PeerGoneError,
+    PoolTimeoutError,
     ProtocolError,
     QueueError,
     RdmaError,
@@ -45,6 +46,11 @@ from aiordma.errors import (
     ReceiverNotReadyError,
     RemoteAccessError,
     RemoteInvalidRequestError,
+    RequestDeadlineError,
+    RequestError,
+    RequestOverloadedError,
+    RequestRefusedError,
+    RequestUnknownError,
     ResourceBusyError,
     ResourceClosedError,
     RouteError,
@@ -54,6 +60,9 @@ from aiordma.link.limits import ListenerLimits
 from aiordma.link.transport_socket import RdmaTransportSocket
 from aiordma.memory.byte_budget import set_large_message_budget
 from aiordma.memory.remote import RemoteRegion
+from aiordma.requests.served import Request, Requests
+from aiordma.service.pool import Pool, PoolStats
+from aiordma.service.requests import handle_requests, serve_requests
 from aiordma.service.server import Server, serve
 from aiordma.streams.connecting import create_connection, open_connection
 from aiordma.streams.server import RdmaServer, create_server, start_server
@@ -98,6 +107,9 @@ __all__ = [
     "MulticastError",
     "NotSupportedError",
     "PeerGoneError",
+    "Pool",
+    "PoolStats",
+    "PoolTimeoutError",
     "ProtocolError",
     "QueueError",
     "RdmaDatagramTransport",
@@ -114,6 +126,13 @@ __all__ = [
     "RemoteAccessError",
     "RemoteInvalidRequestError",
     "RemoteRegion",
+    "Request",
+    "RequestDeadlineError",
+    "RequestError",
+    "RequestOverloadedError",
+    "RequestRefusedError",
+    "RequestUnknownError",
+    "Requests",
     "ResourceBusyError",
     "ResourceClosedError",
     "RouteError",
@@ -125,10 +144,12 @@ __all__ = [
     "create_datagram_endpoint",
     "create_server",
     "devices",
+    "handle_requests",
     "is_available",
     "listen",
     "open_connection",
     "serve",
+    "serve_requests",
     "set_large_message_budget",
     "start_server",
     "start_tls",

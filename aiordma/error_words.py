@@ -114,6 +114,14 @@ CLASS_HINTS = {
     "DeviceRemovedError": "the kernel's log (`dmesg`) tells why the device went",
     "ProtocolError": "do both sides run the same kind of program, and versions of aiordma that "
     "fit?",
+    "RequestError": "`remote_type` and the text are the peer's; its log has the traceback",
+    "RequestRefusedError": "the request was not served; the text has the peer's reason",
+    "RequestOverloadedError": "send fewer or smaller requests at a time, or try again later; the "
+    "peer sets its limits where it calls requests()",
+    "RequestUnknownError": "do both sides run versions of the program that fit?",
+    "RequestDeadlineError": "the peer's handler took too long, or `timeout` was short",
+    "PoolTimeoutError": "raise max_size or timeout, or hold connections for a shorter time; "
+    "`__cause__` tells why the pool could not connect",
     "CompletionError": "docs/errors.md has the statuses; vendor_err is explained by the adapter's "
     "documentation",
     "QueueError": "the kernel's log (`dmesg`) may tell more",

@@ -61,6 +61,7 @@ __all__ = [
     "MulticastError",
     "NotSupportedError",
     "PeerGoneError",
+    "PoolTimeoutError",
     "ProtocolError",
     "QueueError",
     "RdmaError",
@@ -70,6 +71,11 @@ __all__ = [
     "ReceiverNotReadyError",
     "RemoteAccessError",
     "RemoteInvalidRequestError",
+    "RequestDeadlineError",
+    "RequestError",
+    "RequestOverloadedError",
+    "RequestRefusedError",
+    "RequestUnknownError",
     "ResourceBusyError",
     "ResourceClosedError",
     "RouteError",
@@ -240,7 +246,12 @@ class ConnectionLostError(PeerGoneError, ConnectionResetError):
     """An established connection ended without the in-band end of stream.
 
     The first cause (a failed work request, a removed device) is in `__cause__` if it is known.
+
+    Attributes:
+        request_sent: Of `Connection.request`: whether the peer may have got the request.
     """
+
+    request_sent: bool = False
 
 
 class ConnectionEndedError(PeerGoneError, EOFError):
@@ -261,6 +272,39 @@ class MessageDamagedError(ConnectionLostError):
     The message was not delivered.  Either the adapter completes a read before its data have
     arrived, or the peer's program has changed the buffer of a message that was still being sent.
     """
+
+
+class RequestError(RdmaError):
+    """The peer answered a request with an error.
+
+    Attributes:
+        remote_type: Name of the class of the exception that the peer's handler raised; empty if
+            the peer's library refused by itself.
+    """
+
+    def __init__(self, *args: object, remote_type: str = "") -> None:
+        super().__init__(*args)
+        self.remote_type = remote_type
+
+
+class RequestRefusedError(RequestError):
+    """The peer did not serve the request; a handler may raise it, too."""
+
+
+class RequestOverloadedError(RequestRefusedError):
+    """The peer has more requests than it takes; the request was not served."""
+
+
+class RequestUnknownError(RequestRefusedError):
+    """The peer's handler knows no such request."""
+
+
+class RequestDeadlineError(RequestError, TimeoutError):
+    """The time of a request is over; the peer was told."""
+
+
+class PoolTimeoutError(RdmaTimeoutError):
+    """No connection of a pool was free in time; the last failure to connect is in `__cause__`."""
 
 
 class CompletionError(RdmaError, OSError):

@@ -32,7 +32,7 @@ from aiordma._core import (
     Message,
     Messages,
 )
-from aiordma.arguments import Buffer, bytes_of, fitting, joined
+from aiordma.arguments import Buffer, bytes_of, fitting, joined, whole
 from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
@@ -65,6 +65,7 @@ from aiordma.errors import (
     ProtocolError,
     ResourceClosedError,
     cm_error,
+    os_error,
 )
 from aiordma.link.adapter_side import reason_of
 from aiordma.link.ending import Ending, LastSteps
@@ -74,6 +75,8 @@ from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.memory.remote import RemoteRegion
+from aiordma.requests.exchange import Exchange
+from aiordma.requests.served import Requests
 from aiordma.verbs.enums import Access, Opcode
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.wc import WCRecord
@@ -113,6 +116,18 @@ else:
     def markcoroutinefunction(function: _F) -> _F:
         """A function that returns a coroutine of C cannot be marked."""
         return function
+
+
+def _reserved(call: str) -> RuntimeError:
+    return RuntimeError(
+        f"the connection carries requests since its first request() or requests(): {call} would "
+        "take or send messages among them; use a second connection for messages"
+    )
+
+
+async def _no_send(buf: Any, imm: int | None = None) -> None:
+    """In place of `send`, once the connection carries requests."""
+    raise _reserved("send()")
 
 
 class Connection:
@@ -271,6 +286,8 @@ class Connection:
     async def _recv_in_python(self) -> Message:
         """Go on with a `recv` that is none of the frequent cases."""
         self._check_loop()
+        if self._carries_requests:
+            raise _reserved("recv() and `async for`")
         return await self._receiver.recv()
 
     def __aiter__(self) -> Messages:
@@ -290,6 +307,99 @@ class Connection:
     def _left(self) -> None:
         """Called by C when a task has left its wait for a message by an exception."""
         self._receiver.left()
+
+    # Requests; with the first, the connection carries requests instead of messages
+
+    async def request(self, buf: Any, *, timeout: float | None = None) -> Message:
+        """Send a request, and wait for its answer.
+
+        Many requests may be under way, in both directions; the peer takes them with `requests()`
+        and answers in any order.  While it has as many as it takes, a request waits in line.
+
+        Args:
+            buf: Any contiguous object with the buffer protocol; may be empty.  It is not to be
+                changed before the answer is here.
+            timeout: Seconds for all of it; the peer's `Request.remaining` shows them.
+
+        Returns:
+            The answer, which is the program's; its `imm` has no meaning.
+
+        Raises:
+            TypeError: No buffer.
+            ValueError: The time-out is not positive.
+            MessageTooLargeError: More than the peer takes; nothing was sent.
+            RequestDeadlineError: No answer in time; it is a TimeoutError, too.
+            RequestRefusedError: The peer has not served it; a subclass tells why.
+            RequestError: The peer's handler raised an exception.
+            NotSupportedError: The connection is raw.
+            RuntimeError: A task waits in `recv()`; or not in the connection's event loop.
+            ResourceClosedError, ConnectionLostError, TimeoutError: As `send` and `recv`;
+                `request_sent` of a ConnectionLostError tells whether the peer may have got it.
+
+        Cancellation: the peer is told, and its `Request.canceled` shows it.
+        """
+        return await self._exchange.calls.request(buf, timeout)
+
+    def requests(self, *, limit: int = 256, limit_bytes: int = 64 << 20) -> Requests:
+        """Requests of the peer: an async iterator over `Request`, until the connection is closed.
+
+        Args:
+            limit: Requests that may be under way at a time, 1 to 1,000,000: that wait here, or that
+                the program has.  The peer's library has others wait, and those of a peer that
+                sends them all the same are refused.
+            limit_bytes: Likewise, bytes of their bodies; a single request may have more.
+
+        Raises:
+            TypeError, ValueError: A limit is of no use.
+            NotSupportedError: The connection is raw.
+            RuntimeError: A task waits in `recv()`; or not in the connection's event loop.
+            ResourceClosedError, ConnectionLostError: The connection is over.
+        """
+        limit = whole("limit", limit, 1, 1_000_000)
+        limit_bytes = whole("limit_bytes", limit_bytes, 1, 1 << 50)
+        served = self._exchange.served
+        served.grant(limit, limit_bytes)
+        return Requests(served)
+
+    @property
+    def _exchange(self) -> Exchange:
+        self._check_loop()
+        exchange = self._receiver.exchange
+        if exchange is None:
+            if self.config.raw:
+                raise os_error(errno.EOPNOTSUPP, "requests", detail="on a raw connection")
+            self._outcome.require_open()
+            exchange = self._receiver.reserve(Exchange(self._link.loop, self))
+            vars(self)["send"] = _no_send  # so that a send without requests pays nothing
+            exchange.start()
+        return exchange
+
+    @property
+    def _carries_requests(self) -> bool:
+        return self._receiver.exchange is not None
+
+    def _send_frame(self, data: Any, imm: int | None) -> Coroutine[Any, Any, None]:
+        return Connection.send(self, data, imm)
+
+    def _try_frame(self, data: bytes) -> bool:
+        code = self._state.send_buffer(data, None)
+        if code > 0:
+            self._link.check(code)
+        return code == 0
+
+    async def _next_frame(self) -> Message:
+        return await self._receiver.recv()
+
+    @property
+    def _frame_room(self) -> int:
+        return self._state.eager_size
+
+    def _require_size(self, size: int) -> None:
+        if size > self._state.eager_size:
+            self._large.exposer.check_size(size)
+
+    def _break_requests(self, cause: BaseException) -> None:
+        self._link.fail(cause)
 
     # Memory of the peer, and of this side
 
@@ -363,6 +473,8 @@ class Connection:
                     raise self._one_sided.operations.lost() from exc
         else:
             imm = fitting("imm", imm, 32)
+            if self._carries_requests:
+                raise _reserved("write() with an immediate")
             self._sender.require_open()
         self._check_loop()
         write = Opcode.RDMA_WRITE
@@ -975,4 +1087,5 @@ class Connection:
         """Drop the references to this: everything was closed."""
         self._state.handler = None
         self._receiver.part()
+        vars(self).pop("send", None)
         self._stop()

@@ -165,8 +165,7 @@ class Exposer:
         """
         self._outcome.require_open()
         size = payload.nbytes
-        if size > self.limit:
-            raise self._too_large(size)
+        self.check_size(size)
         patience = self._config.stall_timeout_s
         try:
             with Limit(patience):
@@ -183,7 +182,10 @@ class Exposer:
         self._link.state.messages_sent += 1
         self._link.state.bytes_sent += size
 
-    def _too_large(self, size: int) -> MessageTooLargeError:
+    def check_size(self, size: int) -> None:
+        """Raise MessageTooLargeError if the peer takes no message of this size."""
+        if size <= self.limit:
+            return
         if self._config.raw:
             text, hint = "a raw connection", "send it in pieces, or raise slot_size on both sides"
         else:
@@ -191,7 +193,7 @@ class Exposer:
         text = f"{text} takes messages up to {self.limit} bytes, this has {size} ({hint})"
         error = MessageTooLargeError(text)
         error.hint = hint
-        return error
+        raise error
 
     async def _exposed(self, payload: memoryview, imm: int | None) -> None:
         if not self.window.try_acquire():

@@ -40,6 +40,7 @@ from aiordma.endpoint.config import CONTROL_SLOTS, MIN_WINDOW, ConnectionConfig
 from aiordma.endpoint.link import COPIED_BYTES, Link, memory_log
 from aiordma.loop.empty import EMPTY
 from aiordma.loop.wait_line import WaitLine
+from aiordma.requests.exchange import Exchange
 
 __all__ = ["Large", "Receiver", "Window"]
 
@@ -192,11 +193,13 @@ class Receiver:
         large: Large messages that were announced and not taken, in order.
         fetcher: Fetches large messages; None before the first.
         slots: All bytes of the first slots, of which a message has its own.
+        exchange: The requests, if the messages are requests, which a task of the library receives:
+            C leaves each receive of the program to Python, which refuses it.
     """
 
     __slots__ = (
-        "_ended", "_failure", "_lingering", "_link", "_resumed", "_state", "_waiters", "fetcher",
-        "large", "slots", "window",
+        "_ended", "_failure", "_lingering", "_link", "_resumed", "_state", "_waiters", "exchange",
+        "fetcher", "large", "slots", "window",
     )  # fmt: skip
 
     def __init__(self, link: Link, config: ConnectionConfig) -> None:
@@ -210,6 +213,7 @@ class Receiver:
         self._lingering: list[tuple[Message, int, bool]] = []
         self.large: deque[Large] = EMPTY
         self.fetcher: Fetches | None = None
+        self.exchange: Exchange | None = None
         self.window: Window = Window(link, config)
         self._state.receiver = self
 
@@ -325,7 +329,7 @@ class Receiver:
                 self.wake()
                 if self.is_awaited and not self._ready:
                     self._want()  # a large message is the first only since the other was taken
-        state.python = bool(self._over or self._lingering or self._waiters.places)
+        state.python = bool(self._over or self._lingering or self._waiters.places or self.exchange)
         if message is None:
             if self._ended is not None and first is None:
                 raise self._ended()
@@ -376,6 +380,19 @@ class Receiver:
     def left(self) -> None:
         """Resume the next task: a task has left its wait by an exception, perhaps in its turn."""
         self.wake()
+
+    def reserve(self, exchange: Exchange) -> Exchange:
+        """Reserve the messages for requests.
+
+        Raises:
+            RuntimeError: A task waits for a message.
+        """
+        if self.is_awaited:
+            msg = "a task waits in recv(): a connection carries messages or requests, not both"
+            raise RuntimeError(msg)
+        self.exchange = exchange
+        self._state.python = True
+        return exchange
 
     async def recv(self) -> Message:
         """The next message, in order.  Cancellation: nothing is lost."""
@@ -431,7 +448,7 @@ class Receiver:
         A message that the program has kept refers to the memory of the slots, and not to this.
         """
         self._state.receiver = _Kept(self.slots, self.more_slots)
-        self.fetcher = None
+        self.fetcher = self.exchange = None
 
     def _wake_all(self) -> None:
         self._state.parked.wake_soon()

@@ -20,6 +20,7 @@ from aiordma.endpoint.config import ConnectionConfig, plan_of
 from aiordma.endpoint.wire import FrameKind
 from aiordma.link import refusal
 from aiordma.link.refusal import RefusalReason
+from aiordma.requests import wire as requests_wire
 from aiordma.streams import policy
 from aiordma.testing import softroce, stream_conformance
 from aiordma.testing.softroce import errors as softroce_errors
@@ -43,6 +44,17 @@ def test_the_kinds_of_messages() -> None:
     kinds = {cells[1]: cells[0] for cells in rows("wire.md") if len(cells) == 5}
     for kind in FrameKind:
         assert kinds[f"`{kind.name}`"] == str(int(kind))
+
+
+def test_the_frames_of_requests() -> None:
+    table = [cells[:2] for cells in rows("requests.md") if cells[0].isdecimal()]
+    for number in (*requests_wire.Kind, *requests_wire.ErrorCode):
+        assert [str(int(number)), f"`{number.name}`"] in table
+    text = (DOCS / "requests.md").read_text()
+    room = ConnectionConfig().eager_size - requests_wire.HEADER_SIZE
+    assert f"up to {room:,} bytes with default settings" in text
+    initial = requests_wire.INITIAL_REQUESTS, requests_wire.INITIAL_BYTES >> 20
+    assert "it is {} requests and {} MiB".format(*initial) in text
 
 
 def test_the_reasons_of_refusals() -> None:

@@ -1,0 +1,223 @@
+"""Calls: the requests of this side that the peer has not answered.
+
+Theory of operation
+    Each request has a number, and exactly one final frame of the peer ends it: ANSWER with its
+    body, or ERROR.  A call whose task has left, by a cancellation or its time limit, keeps its
+    number until then; the peer has been told by CANCEL, and answers that, unless its answer is
+    on the way.  So a number never means two requests, and the calls that this side has under way
+    are those that the peer counts.
+
+    The peer grants a number of calls, and bytes of them; further calls wait in line.
+
+    A frame that fits into a slot was sent, or was not: a call whose send was canceled then leaves
+    nothing behind.  A body of its own may have been sent in part; its frame was, so CANCEL follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+from typing import Any
+
+from aiordma._core import Message
+from aiordma.arguments import bytes_of, check_seconds
+from aiordma.errors import ConnectionLostError, RequestDeadlineError
+from aiordma.loop.wait_line import WaitLine
+from aiordma.requests.outbox import Outbox
+from aiordma.requests.wire import (
+    ANSWER_BODY,
+    BODY_FOLLOWS,
+    GIVEN_UP,
+    HEADER_SIZE,
+    INITIAL_BYTES,
+    INITIAL_REQUESTS,
+    Carrier,
+    Kind,
+    ViolationError,
+    error_of,
+    frame,
+    microseconds,
+)
+
+__all__ = ["Calls"]
+
+
+class _Call:
+    """A request without its final frame."""
+
+    __slots__ = ("answer", "size")
+
+    def __init__(self, answer: asyncio.Future[Message], size: int) -> None:
+        self.answer = answer
+        self.size = size
+
+
+class Calls:
+    """The unanswered requests of one side of a connection."""
+
+    __slots__ = (
+        "_bytes", "_calls", "_carrier", "_failure", "_granted", "_granted_bytes", "_held", "_line",
+        "_loop", "_number", "_outbox",
+    )  # fmt: skip
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, carrier: Carrier, outbox: Outbox) -> None:
+        self._loop = loop
+        self._carrier = carrier
+        self._outbox = outbox
+        self._calls: dict[int, _Call] = {}
+        self._number = 0
+        self._granted, self._granted_bytes = INITIAL_REQUESTS, INITIAL_BYTES
+        self._held = self._bytes = 0  # of the calls under way, and of those that are let in
+        self._line: WaitLine[None] = WaitLine()
+        self._failure: Callable[[], BaseException] | None = None
+
+    def __len__(self) -> int:
+        """Requests that are sent, or wait to be, and are not answered."""
+        return len(self._calls) + len(self._line)
+
+    async def request(self, buf: Any, timeout: float | None) -> Message:
+        """As `Connection.request`."""
+        check_seconds("timeout", timeout)
+        with bytes_of("a request", buf) as view:
+            size = view.nbytes
+            if HEADER_SIZE + size <= self._carrier._frame_room:
+                buf = bytes(view)  # as it is now, and not after a wait in line
+        self._carrier._require_size(size)
+        if timeout is None:
+            return await self._request(buf, size, None)
+        deadline = self._loop.time() + timeout
+        scope = asyncio.timeout_at(deadline)
+        try:
+            async with scope:
+                return await self._request(buf, size, deadline)
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise RequestDeadlineError(
+                errno.ETIMEDOUT, f"no answer to the request within {timeout:.3g} s"
+            ) from None
+
+    async def _request(self, buf: Any, size: int, deadline: float | None) -> Message:
+        await self._enter(size)
+        number = self._number
+        while True:
+            number = (number + 1) % ANSWER_BODY
+            if number not in self._calls:
+                break
+        self._number = number
+        answer: asyncio.Future[Message] = self._loop.create_future()
+        call = self._calls[number] = _Call(answer, size)
+        begun = whole = False
+        try:
+            left = 0 if deadline is None else microseconds(deadline - self._loop.time())
+            if HEADER_SIZE + size <= self._carrier._frame_room:
+                head = frame(Kind.REQUEST, number, left)
+                await self._carrier._send_frame(b"".join((head, buf)), None)
+                begun = whole = True
+            else:
+                head = frame(Kind.REQUEST, number, left, BODY_FOLLOWS)
+                await self._carrier._send_frame(head, None)
+                begun = whole = True  # of the body each byte may have arrived, whatever follows
+                await self._carrier._send_frame(buf, number)
+            return await answer
+        except BaseException as exc:
+            self._abandon(number, call, begun)
+            if isinstance(exc, ConnectionLostError):
+                exc.request_sent = whole
+            raise
+        finally:
+            del answer, call  # its exception has this frame: a cycle
+
+    async def _enter(self, size: int) -> None:
+        """Wait until the peer's grant has room."""
+        if self._failure is not None:
+            raise self._failure()
+        if self._line.next_size is None and self._fits(size):
+            self._take(size)
+        else:
+            # A task that was let in, and canceled in the same moment, leaves its room to others.
+            await self._line.wait(lambda _: self._leave(size), size)
+            if self._failure is not None:
+                raise self._failure()
+
+    def _fits(self, size: int) -> bool:
+        return self._held < self._granted and (
+            not self._held or self._bytes + size <= self._granted_bytes
+        )
+
+    def _take(self, size: int) -> None:
+        self._held += 1
+        self._bytes += size
+
+    def _leave(self, size: int) -> None:
+        self._held -= 1
+        self._bytes -= size
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while (size := self._line.next_size) is not None and self._fits(size):
+            self._take(size)
+            self._line.grant(None)
+
+    def _abandon(self, number: int, call: _Call, begun: bool) -> None:
+        """The task of a call leaves with an exception."""
+        if call.answer.done():
+            if not call.answer.cancelled():
+                call.answer.exception()  # asyncio would log it as never retrieved
+        else:
+            call.answer.cancel()
+        if self._calls.get(number) is not call:
+            return
+        if begun:
+            self._outbox.post(frame(Kind.CANCEL, number))
+        else:
+            del self._calls[number]
+            self._leave(call.size)
+
+    # From the peer
+
+    def on_grant(self, count: int, size: int) -> None:
+        """The peer takes so many requests, and bytes of them, at a time."""
+        if not count:
+            msg = "a grant of no request"
+            raise ViolationError(msg)
+        self._granted, self._granted_bytes = count, size
+        self._let_in()
+
+    def on_answer(self, number: int, message: Message) -> None:
+        """Take the answer to a call."""
+        call = self._calls.get(number)
+        if call is None:
+            msg = f"an answer to request {number}, which waits for none"
+            raise ViolationError(msg)
+        self._end(number, call, message)
+
+    def on_error(self, number: int, flags: int, code: int, words: bytes) -> None:
+        """Take the error that ends a call."""
+        call = self._calls.get(number)
+        if call is not None:
+            self._end(number, call, error_of(code, words))
+        elif not flags & GIVEN_UP:
+            msg = f"an error for request {number}, which waits for none"
+            raise ViolationError(msg)
+
+    def _end(self, number: int, call: _Call, result: Message | BaseException) -> None:
+        del self._calls[number]
+        if not call.answer.done():
+            if isinstance(result, Message):
+                call.answer.set_result(result)
+            else:
+                call.answer.set_exception(result)
+        elif isinstance(result, Message):
+            result.release()
+        self._leave(call.size)
+
+    def fail(self, failure: Callable[[], BaseException]) -> None:
+        """The connection is over: all calls raise the exception that `failure` makes."""
+        self._failure = failure
+        self._line.fail(failure)
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            if not call.answer.done():
+                call.answer.set_exception(failure())

@@ -1,0 +1,115 @@
+"""Exchange: the requests of a connection in both directions, and the task that reads them.
+
+Theory of operation
+    A connection gets an Exchange with its first `request()` or `requests()`.  From then on its
+    messages are frames of requests, which the reader takes; it waits for nothing else.  The reader
+    ends with the connection, or when the server that has the connection stops; a peer that breaks
+    the format ends the connection, and no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+
+from aiordma._core import Message
+from aiordma.errors import (
+    ConnectionEndedError,
+    ConnectionLostError,
+    ProtocolError,
+    ResourceClosedError,
+)
+from aiordma.loop import background
+from aiordma.requests.calls import Calls
+from aiordma.requests.outbox import Outbox
+from aiordma.requests.served import Served
+from aiordma.requests.wire import (
+    ANSWER_BODY,
+    HEADER_SIZE,
+    Carrier,
+    Kind,
+    ViolationError,
+    again,
+    parse,
+)
+
+__all__ = ["Exchange"]
+
+
+class Exchange:
+    """The requests of one connection.
+
+    Attributes:
+        calls: Requests of this side.
+        served: Requests of the peer.
+    """
+
+    __slots__ = ("_carrier", "_loop", "calls", "served")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, carrier: Carrier) -> None:
+        self._loop = loop
+        self._carrier = carrier
+        outbox = Outbox(loop, carrier)
+        self.calls = Calls(loop, carrier, outbox)
+        self.served = Served(loop, carrier, outbox)
+
+    def start(self) -> None:
+        """Begin to read."""
+        if background.start(self._loop, self._read) is None:
+            self._end(_closed("the event loop ends"))
+
+    async def _read(self) -> None:
+        carrier = self._carrier
+        try:
+            while True:
+                self._take(await carrier._next_frame())
+        except ViolationError as exc:
+            cause = ProtocolError(errno.EPROTO, f"the peer broke the protocol of requests: {exc}")
+            self._end(cause)
+            carrier._break_requests(cause)
+        except (ConnectionEndedError, ConnectionLostError, ResourceClosedError) as exc:
+            self._end(exc)
+        except asyncio.CancelledError:
+            self._end(_closed("the task that reads the requests was canceled"))
+            raise
+        except BaseException as exc:  # as MemoryError: a message may be lost
+            lost = ConnectionLostError(errno.ECONNRESET, f"the requests cannot be read: {exc!r}")
+            lost.__cause__ = exc
+            self._end(lost)
+            carrier._break_requests(lost)
+
+    def _take(self, message: Message) -> None:
+        """Take a message of the peer."""
+        if (imm := message.imm) is not None:
+            if imm & ANSWER_BODY:
+                self.calls.on_answer(imm ^ ANSWER_BODY, message)
+            else:
+                self.served.on_body(imm, message)
+            return
+        kind, flags, number, argument = parse(message)
+        if kind is Kind.ANSWER:
+            self.calls.on_answer(number, Message(memoryview(message[HEADER_SIZE:])))
+        elif kind is Kind.REQUEST:
+            self.served.on_request(number, flags, argument, message)
+        elif kind is Kind.ERROR:
+            self.calls.on_error(number, flags, argument, message[HEADER_SIZE:])
+        elif kind is Kind.CANCEL:
+            self.served.on_cancel(number)
+        else:
+            self.calls.on_grant(number, argument)
+        message.release()
+
+    def _end(self, exc: Exception) -> None:
+        """No frame follows, for this reason."""
+        make: Callable[[], BaseException] = again(exc)
+        over = self._carrier.is_closing() or not isinstance(exc, ResourceClosedError)
+        in_order = isinstance(exc, (ConnectionEndedError, ResourceClosedError))
+        self.served.end((lambda: None) if in_order else make, over=over)
+        if isinstance(exc, ConnectionEndedError):
+            make = again(ConnectionLostError(errno.ECONNRESET, "the peer closed the connection"))
+        self.calls.fail(make)
+
+
+def _closed(text: str) -> ResourceClosedError:
+    return ResourceClosedError(errno.ECONNABORTED, text)

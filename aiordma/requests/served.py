@@ -1,0 +1,407 @@
+"""Served: the requests of the peer, from their arrival to their answer.
+
+Theory of operation
+    `_numbers` has each request that this side has not answered; the peer can count them, too, and
+    a peer that has more under way than it was ever granted breaks the rules.  `_held` and
+    `_held_bytes` count the requests that wait for the program, or that the program has: a canceled
+    request is answered at once, but counts here until the program is done with it.  Beyond these
+    limits a request is refused.
+
+    A request that waits is the table's.  From then on it is the program's, and the table has a weak
+    reference: a request that the program has forgotten is answered by its finalizer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from aiordma._core import Message
+from aiordma.arguments import bytes_of, check_kind
+from aiordma.loop.running import check_loop, from_finalizer
+from aiordma.loop.wait_line import WaitLine
+from aiordma.requests.outbox import Outbox
+from aiordma.requests.wire import (
+    ANSWER_BODY,
+    BODY_FOLLOWS,
+    GIVEN_UP,
+    HEADER_SIZE,
+    INITIAL_BYTES,
+    INITIAL_REQUESTS,
+    Carrier,
+    ErrorCode,
+    Kind,
+    ViolationError,
+    code_of,
+    error_frame,
+    frame,
+)
+
+__all__ = ["Request", "Requests", "Served"]
+
+
+class Request:
+    """A request of the peer; from `Connection.requests`.
+
+    It is to be answered once, by `reply` or `fail`.  A request that is forgotten without an answer
+    fails at the peer.
+
+    Attributes:
+        body: The bytes of the peer; a `Message`, which is the program's.
+        deadline: Time of the loop's clock at which the peer gives up; None for never.
+    """
+
+    __slots__ = (
+        "__weakref__", "_answered", "_canceled", "_number", "_on_cancel", "_served", "_size",
+        "_waiter", "body", "deadline",
+    )  # fmt: skip
+
+    def __init__(self, served: Served, number: int, deadline: float | None, body: Message) -> None:
+        self.body = body
+        self.deadline = deadline
+        self._served = served
+        self._number = number
+        self._size = len(body)
+        self._answered = self._canceled = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._on_cancel: Callable[[], object] | None = None
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds until the peer gives up, 0 if it has; None for no limit."""
+        if self.deadline is None:
+            return None
+        return max(0.0, self.deadline - self._served.loop.time())
+
+    @property
+    def canceled(self) -> bool:
+        """Whether the peer waits for no answer any more, because it canceled or is gone."""
+        return self._canceled
+
+    @property
+    def answered(self) -> bool:
+        """Whether the program has answered it."""
+        return self._answered
+
+    async def wait_canceled(self) -> None:
+        """Wait until the peer waits for no answer any more; for ever, if it gets one.
+
+        Raises:
+            RuntimeError: Not in the connection's event loop.
+
+        Cancellation: ends the wait.
+        """
+        check_loop(self._served.loop, "request")
+        if self._canceled:
+            return
+        if self._waiter is None:
+            self._waiter = self._served.loop.create_future()
+        await asyncio.shield(self._waiter)
+
+    async def reply(self, buf: Any = b"") -> None:
+        """Answer.
+
+        Args:
+            buf: The answer: any contiguous object with the buffer protocol.
+
+        Returns when the bytes of `buf` may be changed again, as `Connection.send` does.  If the
+        request was canceled, nothing is sent.
+
+        Raises:
+            TypeError: No buffer; the request can still be answered.
+            MessageTooLargeError: More than the peer takes; the request can still be answered.
+            RuntimeError: The request was answered before, or this is not the connection's loop.
+            ResourceClosedError, ConnectionLostError, TimeoutError: As `Connection.send`.
+
+        Cancellation: the request fails at the peer, unless the whole answer was sent.
+        """
+        check_loop(self._served.loop, "request")
+        with bytes_of("an answer", buf) as view:
+            size = view.nbytes
+        self._served.carrier._require_size(size)
+        if self._take():
+            await self._served.answer(self._number, buf, size, self._size)
+
+    def fail(self, exc: BaseException) -> None:
+        """Answer with an error.
+
+        The peer's `request` raises `RequestError` with the name of the class and the text of `exc`;
+        if that is a RequestRefusedError or another special RequestError, it raises the same class.
+
+        Args:
+            exc: An exception.  Its text goes to the peer, up to 1 KiB of it.
+
+        Raises:
+            TypeError: No exception.
+            RuntimeError: The request was answered before, or this is not the connection's loop.
+        """
+        check_loop(self._served.loop, "request")
+        check_kind("exc", exc, BaseException, none=False)
+        if self._take():
+            self._served.done(self._size)
+            self._served.final(self._number, code_of(exc), type(exc).__name__, _text_of(exc))
+
+    def _take(self) -> bool:
+        """Note that the program answers; whether the peer waits for it."""
+        if self._answered:
+            msg = "the request was answered before"
+            raise RuntimeError(msg)
+        self._answered = True
+        if self._canceled:
+            self._served.done(self._size)
+        return not self._canceled
+
+    def _cancel(self) -> None:
+        """The peer waits for no answer any more."""
+        self._canceled = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+        if self._on_cancel is not None:
+            self._on_cancel()
+
+    def _forgotten(self) -> Callable[[], None]:
+        served, number, size, tell = self._served, self._number, self._size, not self._canceled
+
+        def end() -> None:
+            served.done(size)
+            if tell:
+                text = "the peer's program did not answer the request"
+                served.final(number, ErrorCode.RAISED, "", text)
+
+        return end
+
+    def _end(self) -> None:
+        """The program is done with it, and answers no more."""
+        self._on_cancel = None
+        if not self._answered:
+            self._answered = True
+            self._forgotten()()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_answered", True):
+            self._answered = True
+            from_finalizer(self._served.loop, self._forgotten())
+
+    def __repr__(self) -> str:
+        state = "canceled" if self._canceled else "answered" if self._answered else "open"
+        return f"<Request {self._number} {state}, {self._size} bytes>"
+
+
+def _text_of(exc: BaseException) -> str:
+    try:
+        return str(exc)
+    except Exception:
+        return "(its text cannot be had)"
+
+
+class _Coming:
+    """A request whose body has not arrived."""
+
+    __slots__ = ("deadline",)
+
+    def __init__(self, deadline: float | None) -> None:
+        self.deadline = deadline
+
+
+#: In `Served._numbers`: the final frame waits for room.
+_REFUSED = None
+_Entry = _Coming | Request | weakref.ref[Request] | None
+
+
+class Served:
+    """The requests of the peer of one connection.
+
+    Attributes:
+        loop: The connection's loop.
+        carrier: The connection.
+    """
+
+    __slots__ = (
+        "_ended", "_hard_limit", "_held", "_held_bytes", "_limit", "_limit_bytes", "_line",
+        "_numbers", "_outbox", "_queue", "carrier", "loop",
+    )  # fmt: skip
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, carrier: Carrier, outbox: Outbox) -> None:
+        self.loop = loop
+        self.carrier = carrier
+        self._outbox = outbox
+        self._limit, self._limit_bytes = INITIAL_REQUESTS, INITIAL_BYTES
+        self._hard_limit = INITIAL_REQUESTS
+        self._numbers: dict[int, _Entry] = {}
+        self._queue: dict[Request, None] = {}
+        self._held = self._held_bytes = 0
+        self._line: WaitLine[None] = WaitLine()
+        self._ended: Callable[[], BaseException | None] | None = None
+
+    def grant(self, count: int, size: int) -> None:
+        """Let the peer have so many requests, and bytes of them, under way."""
+        if (count, size) != (self._limit, self._limit_bytes):
+            self._limit, self._limit_bytes = count, size
+            self._hard_limit = max(self._hard_limit, count)
+            self._outbox.post(frame(Kind.GRANT, count, size))
+
+    # From the peer
+
+    def on_request(self, number: int, flags: int, left: int, message: Message) -> None:
+        """Take a request, or the announcement of its body."""
+        if number in self._numbers:
+            msg = f"request {number} twice"
+            raise ViolationError(msg)
+        if len(self._numbers) >= self._hard_limit:
+            msg = f"more than {self._hard_limit} requests at a time"
+            raise ViolationError(msg)
+        deadline = self.loop.time() + left * 1e-6 if left else None
+        if flags & BODY_FOLLOWS:
+            self._numbers[number] = _Coming(deadline)
+        else:
+            self._admit(number, deadline, Message(memoryview(message[HEADER_SIZE:])))
+
+    def on_body(self, number: int, message: Message) -> None:
+        """Take the body of a request."""
+        coming = self._numbers.get(number)
+        if not isinstance(coming, _Coming):
+            msg = f"the body of request {number}, which waits for none"
+            raise ViolationError(msg)
+        self._admit(number, coming.deadline, message)
+
+    def _admit(self, number: int, deadline: float | None, body: Message) -> None:
+        size = len(body)
+        if self._ended is not None or self._held >= self._limit:
+            text = f"{self._held} requests wait, or are being served"
+        elif self._held and self._held_bytes + size > self._limit_bytes:
+            text = f"{self._held_bytes} bytes of requests wait, or are being served"
+        else:
+            self._held += 1
+            self._held_bytes += size
+            request = Request(self, number, deadline, body)
+            self._numbers[number] = request
+            self._queue[request] = None
+            self._line.grant(None)
+            return
+        body.release()
+        self.final(number, ErrorCode.OVERLOADED, "", text)
+
+    def on_cancel(self, number: int) -> None:
+        """Cancel a request; of a number that was answered, the answer is on its way."""
+        entry = self._numbers.get(number)
+        if entry is _REFUSED:
+            return
+        request = entry() if isinstance(entry, weakref.ref) else entry
+        self.final(number, ErrorCode.CANCELED, "", "")
+        if not isinstance(request, Request):
+            return
+        if request in self._queue:
+            self._drop(request)
+        else:
+            request._cancel()
+
+    def _drop(self, request: Request) -> None:
+        """End a request that the program has not got."""
+        del self._queue[request]
+        request._answered = request._canceled = True
+        self.done(request._size)
+
+    # To the program
+
+    async def take(self) -> Request:
+        """The next request.
+
+        Raises:
+            StopAsyncIteration: The connection is closed, and there is no more.
+            ConnectionLostError: It broke.
+        """
+        while True:
+            now = self.loop.time()
+            while self._queue:
+                request = next(iter(self._queue))
+                if request.deadline is None or request.deadline > now:
+                    del self._queue[request]
+                    self._numbers[request._number] = weakref.ref(request)
+                    return request
+                self._drop(request)
+                text = "the time was over before the request was served"
+                self.final(request._number, ErrorCode.DEADLINE, "", text)
+            if self._ended is not None:
+                raise self._ended() or StopAsyncIteration
+            await self._line.wait()
+
+    # Answers
+
+    async def answer(self, number: int, buf: Any, size: int, size_of_request: int) -> None:
+        """Send the answer to a request."""
+        # Not afterwards: with the last byte the peer may send the next request in its place.
+        self._numbers.pop(number, None)
+        try:
+            if HEADER_SIZE + size <= self.carrier._frame_room:
+                head = frame(Kind.ANSWER, number)
+                await self.carrier._send_frame(b"".join((head, buf)), None)
+            else:
+                await self.carrier._send_frame(buf, number | ANSWER_BODY)
+        except BaseException:
+            text = "the peer gave up its answer"
+            self._outbox.post(error_frame(number, ErrorCode.RAISED, "", text, GIVEN_UP))
+            raise
+        finally:
+            self.done(size_of_request)
+
+    def final(self, number: int, code: int, name: str, text: str) -> None:
+        """Answer a request with an error, as soon as there is room."""
+        if not self.carrier.is_closing():
+            self._numbers[number] = _REFUSED
+            self._outbox.post(
+                error_frame(number, code, name, text), lambda: self._numbers.pop(number, None)
+            )
+
+    def done(self, size: int) -> None:
+        """The program is done with a request of this size."""
+        self._held -= 1
+        self._held_bytes -= size
+
+    # End
+
+    def end(self, failure: Callable[[], BaseException | None], *, over: bool) -> None:
+        """No request arrives any more.
+
+        Args:
+            failure: Makes the exception of `take` when there is no more; None for an end in order.
+            over: Whether no answer can be sent any more either.
+        """
+        self._ended = failure
+        if over:
+            for request in list(self._queue):
+                self._drop(request)
+            entries, self._numbers = self._numbers, {}
+            for entry in entries.values():
+                request_or_none = entry() if isinstance(entry, weakref.ref) else None
+                if request_or_none is not None:
+                    request_or_none._cancel()
+        self._line.grant_all(None)
+
+
+class Requests:
+    """Async iterator over the requests of the peer, from `Connection.requests`.
+
+    Several tasks may share an iterator, or have one each: each request goes to one of them.
+    """
+
+    __slots__ = ("_served",)
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+
+    def __aiter__(self) -> Requests:
+        return self
+
+    async def __anext__(self) -> Request:
+        """The next request; the end when the connection is closed by either side.
+
+        Raises:
+            ConnectionLostError: The connection broke.
+            RuntimeError: Not in the connection's event loop.
+
+        Cancellation: no request is lost.
+        """
+        check_loop(self._served.loop, "iterator")
+        return await self._served.take()

@@ -1,0 +1,199 @@
+"""The frames of requests, byte by byte; docs/requests.md has the same in tables.
+
+A frame is a message without an immediate: a header, and mostly the body behind it.  A body that
+does not fit into a slot beside the header is a message of its own, which is not copied for that,
+and has the number as its immediate.  A request has its frame before it, with its time limit; an
+answer needs none.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, NamedTuple, Protocol
+
+from aiordma._core import Message
+from aiordma.errors import (
+    RequestDeadlineError,
+    RequestError,
+    RequestOverloadedError,
+    RequestRefusedError,
+    RequestUnknownError,
+)
+
+__all__ = [
+    "ANSWER_BODY", "BODY_FOLLOWS", "GIVEN_UP", "HEADER_SIZE", "INITIAL_BYTES", "INITIAL_REQUESTS",
+    "MAX_TEXT", "Carrier", "ErrorCode", "Frame", "Kind", "ViolationError", "error_frame",
+    "again", "code_of", "error_of", "frame", "microseconds", "parse",
+]  # fmt: skip
+
+MAGIC = 0xA5
+VERSION = 1
+#: Magic, version, kind, flags, number, argument.
+_HEADER = struct.Struct("!BBBBIQ")
+HEADER_SIZE = _HEADER.size
+#: Flag of REQUEST: the body is the next message with this number as its immediate.
+BODY_FOLLOWS = 1
+#: Flag of ERROR: it may come behind the whole answer, which then holds.
+GIVEN_UP = 2
+#: Bit of the immediate of a body that is an answer.
+ANSWER_BODY = 1 << 31
+#: Requests, and bytes of them, that a side may have under way before the other has granted more.
+INITIAL_REQUESTS, INITIAL_BYTES = 16, 4 << 20
+#: Bytes of the name and the text of an error.
+MAX_TEXT = 1024
+_MOST_US = 1 << 62
+
+
+class Kind(IntEnum):
+    """Kinds of frames."""
+
+    REQUEST = 1
+    ANSWER = 2
+    ERROR = 3
+    CANCEL = 4
+    GRANT = 5
+
+
+class ErrorCode(IntEnum):
+    """Argument of an ERROR frame."""
+
+    RAISED = 1
+    REFUSED = 2
+    OVERLOADED = 3
+    DEADLINE = 4
+    CANCELED = 5
+    UNKNOWN = 6
+
+
+_KINDS = {int(kind): kind for kind in Kind}
+_FLAGS = {Kind.REQUEST: BODY_FOLLOWS, Kind.ERROR: GIVEN_UP}
+_CLASSES: dict[int, type[RequestError]] = {
+    ErrorCode.REFUSED: RequestRefusedError,
+    ErrorCode.OVERLOADED: RequestOverloadedError,
+    ErrorCode.DEADLINE: RequestDeadlineError,
+    ErrorCode.UNKNOWN: RequestUnknownError,
+}
+_CODES = {kind: code for code, kind in _CLASSES.items()}
+
+
+class ViolationError(Exception):
+    """The peer broke the format; the text says how."""
+
+
+class Frame(NamedTuple):
+    """A header."""
+
+    kind: Kind
+    flags: int
+    number: int
+    argument: int
+
+
+class Carrier(Protocol):
+    """A connection, as its requests see it."""
+
+    def _send_frame(self, data: Any, imm: int | None) -> Any:
+        """Send a message, in turn; awaited.  A frame that fits into a slot is sent, or not."""
+
+    def _try_frame(self, data: bytes) -> bool:
+        """Send a frame if there is room at once; whether it was sent."""
+
+    async def _next_frame(self) -> Message:
+        """The next message of the peer."""
+
+    def _require_size(self, size: int) -> None:
+        """Raise MessageTooLargeError if the peer takes no message of this size."""
+
+    def _break_requests(self, cause: BaseException) -> None:
+        """End the connection for this cause."""
+
+    @property
+    def _frame_room(self) -> int:
+        """Bytes of a message that fits into a slot."""
+
+    def is_closing(self) -> bool:
+        """Whether the connection is closed, closing or lost."""
+
+
+def frame(kind: Kind, number: int, argument: int = 0, flags: int = 0) -> bytes:
+    """The header of a frame."""
+    return _HEADER.pack(MAGIC, VERSION, kind, flags, number, argument)
+
+
+def microseconds(seconds: float) -> int:
+    """The argument of a REQUEST with so much time left; at least 1, as 0 is no limit."""
+    return min(_MOST_US, max(1, int(min(seconds, 1e12) * 1e6)))
+
+
+def parse(message: Message) -> Frame:
+    """The header of a message.
+
+    Raises:
+        ViolationError: It is none.
+    """
+    size = len(message)
+    if size < HEADER_SIZE:
+        msg = f"a frame of {size} bytes is shorter than its header"
+        raise ViolationError(msg)
+    magic, version, number_of_kind, flags, number, argument = _HEADER.unpack_from(message)
+    if magic != MAGIC:
+        msg = "a message that is no request: the peer's program sends messages to a connection "
+        raise ViolationError(msg + "that this side uses for requests")
+    if version != VERSION:
+        msg = f"version {version} of requests, this side has {VERSION}"
+        raise ViolationError(msg)
+    kind = _KINDS.get(number_of_kind)
+    if kind is None:
+        msg = f"a frame of kind {number_of_kind}"
+        raise ViolationError(msg)
+    if flags & ~_FLAGS.get(kind, 0) or number >= ANSWER_BODY:
+        msg = f"flags {flags:#x} and number {number} of a frame of kind {kind.name}"
+        raise ViolationError(msg)
+    bodiless = kind in (Kind.CANCEL, Kind.GRANT) or (kind is Kind.REQUEST and flags)
+    if (size > HEADER_SIZE and bodiless) or (kind is Kind.ERROR and size > HEADER_SIZE + MAX_TEXT):
+        msg = f"{size - HEADER_SIZE} bytes behind a frame of kind {kind.name}"
+        raise ViolationError(msg)
+    return Frame(kind, flags, number, argument)
+
+
+def code_of(exc: BaseException) -> int:
+    """The code for an exception of a handler."""
+    for kind in type(exc).__mro__:
+        if kind in _CODES:
+            return _CODES[kind]
+    return ErrorCode.RAISED
+
+
+def error_frame(number: int, code: int, name: str, text: str, flags: int = 0) -> bytes:
+    """An ERROR; its text is cut to the bytes that there are."""
+    words = f"{name}\0{text}".encode(errors="replace")[:MAX_TEXT]
+    return frame(Kind.ERROR, number, code, flags) + words
+
+
+def error_of(code: int, words: bytes) -> RequestError:
+    """The exception for an ERROR; a code that is not known here becomes the general class."""
+    name, _, text = words.decode(errors="replace").partition("\0")
+    kind = _CLASSES.get(code, RequestError)
+    if not text or (name and kind is RequestError):
+        text = f"{name}: {text}" if name and text else name or text or f"error {code}"
+    if kind is RequestDeadlineError:
+        return kind(errno.ETIMEDOUT, text, remote_type=name)
+    return kind(text, remote_type=name)
+
+
+def again(exc: BaseException) -> Callable[[], BaseException]:
+    """A function that makes exceptions as `exc`: each task that waits needs its own."""
+    # Not `exc` itself, whose traceback has the frames of the connection's own tasks.
+    kind, args, hint, cause = type(exc), exc.args, vars(exc).get("hint"), exc.__cause__
+
+    def make() -> BaseException:
+        copy = kind(*args)
+        if hint:
+            copy.hint = hint  # type: ignore[attr-defined]
+        copy.__cause__ = cause
+        return copy
+
+    return make

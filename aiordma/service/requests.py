@@ -1,0 +1,175 @@
+"""serve_requests() and handle_requests(): a handler for each request, in a task of its own.
+
+The task of a request is canceled when its peer cancels, or is gone.  At most `max_concurrent` tasks
+of a connection run at a time; further requests wait in the library, where they can expire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiordma.arguments import check_kind, whole
+from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.connect import Opening
+from aiordma.endpoint.connection import Connection
+from aiordma.errors import RdmaError, RequestError, RequestRefusedError
+from aiordma.link.limits import ListenerLimits
+from aiordma.requests.served import Request
+from aiordma.service.server import Server, serve
+
+__all__ = ["RequestHandler", "handle_requests", "serve_requests"]
+
+_log = logging.getLogger("aiordma")
+
+#: Its result is the answer: a buffer; or None, for an empty answer or where it has called `reply`.
+RequestHandler = Callable[[Request], Awaitable[Any]]
+
+
+def _check_handler(handler: Any, max_concurrent: int) -> None:
+    if not callable(handler):
+        msg = f"the handler has to be a function that takes a Request, not {handler!r}"
+        raise TypeError(msg)
+    whole("max_concurrent", max_concurrent, 1, 1_000_000)
+
+
+def serve_requests(
+    handler: RequestHandler,
+    host: str | None,
+    port: int,
+    *,
+    max_concurrent: int = 100,
+    limit: int = 256,
+    limit_bytes: int = 64 << 20,
+    backlog: int = 256,
+    config: ConnectionConfig | None = None,
+    ipv6_only: bool = False,
+    limits: ListenerLimits | None = None,
+    grace_s: float = 10.0,
+) -> Opening[Server]:
+    """Serve each request by a call of `handler`; awaited, or used with `async with`.
+
+    Args:
+        handler: As of `handle_requests`.
+        host: As of `listen`.
+        port: 0 to 65535; 0 lets the kernel choose, see `Server.port`.
+        max_concurrent: Handlers of a connection that run at a time.
+        limit: Requests of a connection at a time, as of `Connection.requests`.
+        limit_bytes: Bytes of these requests.
+        backlog: As of `listen`.
+        config: Settings of the connections.
+        ipv6_only: Take IPv6 clients alone.
+        limits: Limits of the connections and memory that clients may hold; see docs/limits.md.
+        grace_s: Seconds that handlers have at the end to finish; then they are canceled, and their
+            requests refused.
+
+    Raises:
+        TypeError, ValueError: An argument is of no use, at the call.
+        Others: as `listen`.
+
+    Cancellation: the server is closed.
+    """
+    _check_handler(handler, max_concurrent)
+    whole("limit", limit, 1, 1_000_000)
+    whole("limit_bytes", limit_bytes, 1, 1 << 50)
+    each = functools.partial(
+        handle_requests, handler=handler, max_concurrent=max_concurrent, limit=limit,
+        limit_bytes=limit_bytes,
+    )  # fmt: skip
+    return serve(
+        each, host, port, backlog=backlog, config=config, ipv6_only=ipv6_only, limits=limits,
+        grace_s=grace_s,
+    )  # fmt: skip
+
+
+async def handle_requests(
+    connection: Connection,
+    handler: RequestHandler,
+    *,
+    max_concurrent: int = 100,
+    limit: int = 256,
+    limit_bytes: int = 64 << 20,
+) -> None:
+    """Serve the requests of one connection by calls of `handler`, until it is closed.
+
+    Args:
+        connection: The connection, of a server or of a client.
+        handler: A function that is called with each `Request`, in a task of its own, and awaited.
+            Its result is the answer; None is an empty answer, unless it has called `reply`.  An
+            exception fails the request at the peer, and is logged unless it is a RequestError.  The
+            task is canceled when the peer cancels the request, or is gone.
+        max_concurrent: Handlers that run at a time; further requests wait.
+        limit: As of `Connection.requests`.
+        limit_bytes: Likewise.
+
+    Raises:
+        TypeError, ValueError: An argument is of no use.
+        ConnectionLostError: The connection broke.
+        Others: as `Connection.requests`.
+
+    Cancellation: cancels the handlers, refuses their requests, and waits for their end.
+    """
+    check_kind("connection", connection, Connection, none=False)
+    _check_handler(handler, max_concurrent)
+    requests = connection.requests(limit=limit, limit_bytes=limit_bytes)
+    room = asyncio.Semaphore(max_concurrent)
+    tasks: set[asyncio.Task[None]] = set()
+
+    def ended(task: asyncio.Task[None]) -> None:
+        tasks.discard(task)
+        room.release()
+
+    try:
+        while True:
+            await room.acquire()
+            try:
+                request = await anext(requests)
+            except StopAsyncIteration:
+                break
+            task = asyncio.create_task(_handle(connection, handler, request))
+            del request  # the task has it; a request is answered when it is forgotten
+            tasks.add(task)
+            task.add_done_callback(ended)
+        if tasks:
+            await asyncio.wait(tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+async def _handle(connection: Connection, handler: RequestHandler, request: Request) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    request._on_cancel = task.cancel
+    try:
+        if request.canceled:
+            return
+        answer = await handler(request)
+        if not request.answered:
+            await request.reply(b"" if answer is None else answer)
+        elif answer is not None:
+            _log.error("%r: the handler has answered it, and returned another answer", request)
+    except asyncio.CancelledError:
+        if not request.canceled:
+            _fail(request, RequestRefusedError("the server is stopping"))
+        raise
+    except RequestError as exc:
+        _fail(request, exc)
+    except Exception as exc:
+        if isinstance(exc, RdmaError) and connection.is_closing():
+            _log.info("%r of %r: %s", request, connection, exc)
+        else:
+            _log.exception("the handler of %r of %r", request, connection)
+        _fail(request, exc)
+    finally:
+        request._end()  # not later: the exception of a task that was canceled keeps it
+
+
+def _fail(request: Request, exc: BaseException) -> None:
+    if not request.answered:
+        request.fail(exc)

@@ -1,0 +1,600 @@
+"""Requests and the pool, over a device: many at a time, ends, and peers that break the rules."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import weakref
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiordma
+from aiordma import ConnectionConfig, ListenerLimits
+from aiordma.requests.wire import ANSWER_BODY, BODY_FOLLOWS, Kind, error_frame, frame
+from tests.device.bad_arguments import (
+    NO_BYTES,
+    NO_INT_OR_NONE,
+    NO_TIMEOUT,
+    STRIDED,
+    Bad,
+    no_mistakes,
+)
+from tests.device.meeting import Pair, paired, part
+from tests.device.oracle import collect, until
+from tests.device.request_server import answer_to, handler, question
+from tests.device.stepping import every_step, run_canceled
+from tests.device.test_examples import first_line
+from tests.inside.requests import exchange_of, held_by, held_of
+
+pytestmark = pytest.mark.device
+
+LIMIT_S = 60.0
+NOTHING = (0, 0, 0)
+SERVER = Path(__file__).with_name("request_server.py")
+
+
+async def echo(request: aiordma.Request) -> aiordma.Message:
+    return request.body
+
+
+async def is_idle(connection: aiordma.Connection) -> None:
+    """No number is taken."""
+    calls = exchange_of(connection).calls
+    await until(lambda: held_by(calls) == NOTHING, LIMIT_S)
+
+
+@pytest.mark.smoke
+async def test_requests_of_all_sizes(address: str) -> None:
+    async with (
+        aiordma.serve_requests(echo, address, 0) as server,
+        aiordma.connect(address, server.port) as client,
+    ):
+        for size in (0, 1, 100, 5000, 5856, 5857, 6000, 70_000, 300_000, 3_000_000):
+            data = random.Random(size).randbytes(size)
+            with await client.request(data, timeout=LIMIT_S) as answer:
+                assert answer == data
+        await is_idle(client)
+
+
+async def test_both_sides_ask_and_serve(pair: Pair) -> None:
+    serving = [asyncio.create_task(aiordma.handle_requests(end, echo)) for end in pair]
+    async with asyncio.timeout(LIMIT_S):
+        blocks = [random.Random(n).randbytes(n * 700) for n in range(50)]
+        answers = await asyncio.gather(*(end.request(b) for b in blocks for end in pair))
+        assert [bytes(answer) for answer in answers] == [b for b in blocks for _ in pair]
+        del answers
+        await part(*pair)
+        await asyncio.gather(*serving)
+
+
+async def test_messages_and_requests_do_not_mix(pair: Pair) -> None:
+    client, server = pair
+    await client.send(b"before")
+    receiving = asyncio.create_task(server.recv())
+    assert await receiving == b"before"
+    messages = aiter(server)
+    waiting = asyncio.create_task(server.recv())
+    await asyncio.sleep(0)
+    with pytest.raises(RuntimeError, match=r"a task waits in recv\(\)"):
+        server.requests()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    requests = server.requests()
+    asking = asyncio.create_task(client.request(b"?"))
+    request = await anext(requests)
+    for call in (server.recv, lambda: anext(messages), lambda: anext(server)):
+        with pytest.raises(RuntimeError, match="carries requests"):
+            await call()
+    for end in pair:
+        with pytest.raises(RuntimeError, match="carries requests"):
+            await end.send(b"x")
+    await request.reply(b"!")
+    assert await asking == b"!"
+    for limits in ({"limit": 0}, {"limit": 1 << 20}, {"limit_bytes": 0}):
+        with pytest.raises(ValueError, match="limit"):
+            server.requests(**limits)
+    with pytest.raises(TypeError, match="limit"):
+        server.requests(limit=True)
+    async with server.expose(8, write=True) as region:
+        await client.write(region, b"12345678")
+        with pytest.raises(RuntimeError, match="carries requests"):
+            await client.write(region, b"12345678", imm=1)
+
+
+async def test_a_raw_connection_has_no_requests(address: str) -> None:
+    async with paired(address, ConnectionConfig(raw=True)) as (client, server):
+        for call in (lambda: client.request(b""), lambda: anext(server.requests())):
+            with pytest.raises(aiordma.NotSupportedError):
+                await call()
+        await client.send(b"x")
+        assert await server.recv() == b"x"
+
+
+async def test_a_message_too_large_for_the_peer(address: str) -> None:
+    small = ConnectionConfig(max_message_size=64 << 10)
+    async with paired(address, small) as (client, server):
+        requests = server.requests()
+        with pytest.raises(aiordma.MessageTooLargeError):
+            await client.request(bytes(1 << 20))
+        asking = asyncio.create_task(client.request(bytes(64 << 10)))
+        request = await anext(requests)
+        with pytest.raises(aiordma.MessageTooLargeError):
+            await request.reply(bytes(1 << 20))
+        await request.reply(b"!")
+        assert await asking == b"!"
+        assert held_by(exchange_of(client).calls) == NOTHING
+
+
+def serve_with(address: str, name: str, value: Any) -> None:
+    aiordma.serve_requests(echo, address, 0, **{name: value})
+
+
+async def test_g05_bad_arguments_take_nothing(address: str) -> None:
+    no_limit = [*NO_INT_OR_NONE, 0, -1, 1 << 60]
+    async with (
+        aiordma.serve_requests(echo, address, 0) as server,
+        aiordma.connect(address, server.port) as client,
+        aiordma.Pool(address, server.port) as pool,
+    ):
+
+        async def works(name: str) -> None:
+            assert await client.request(b"?", timeout=LIMIT_S) == b"?", name
+            assert await pool.request(b"?", timeout=LIMIT_S) == b"?", name
+            assert held_by(exchange_of(client).calls) == NOTHING, name
+
+        await works("the test")
+        with no_mistakes() as mistakes:
+            table: list[Bad] = [
+                ("request", client.request, [*NO_BYTES, STRIDED]),
+                ("request(timeout)", lambda x: client.request(b"", timeout=x), NO_TIMEOUT),
+                ("requests(limit)", lambda x: client.requests(limit=x), no_limit),
+                ("requests(limit_bytes)", lambda x: client.requests(limit_bytes=x), no_limit),
+                ("handle_requests", lambda x: aiordma.handle_requests(x, echo), [None, 1, pool]),
+                (
+                    "handle_requests(handler)",
+                    lambda x: aiordma.handle_requests(client, x),
+                    [None, 1, b"handler"],
+                ),
+                (
+                    "handle_requests(max_concurrent)",
+                    lambda x: aiordma.handle_requests(client, echo, max_concurrent=x),
+                    no_limit,
+                ),
+                ("pool.request", pool.request, [*NO_BYTES, STRIDED]),
+                ("pool.request(timeout)", lambda x: pool.request(b"", timeout=x), NO_TIMEOUT),
+                ("pool.connection", pool.connection, NO_TIMEOUT),
+                ("pool.wait", pool.wait, NO_TIMEOUT),
+            ]
+            await mistakes.of_waits(table, works)
+            for name in ("max_concurrent", "limit", "limit_bytes"):
+                for wrong in no_limit:
+                    mistakes.of_call(
+                        f"serve_requests({name})", partial(serve_with, address, name), wrong
+                    )
+        assert pool.stats.available == 1
+
+
+async def test_errors_deadlines_and_cancellation(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun: list[bytes] = []
+    canceled: list[bytes] = []
+
+    async def serve(request: aiordma.Request) -> Any:
+        begun.append(bytes(request.body))
+        if request.body == b"raise":
+            raise ZeroDivisionError("by 0")
+        if request.body == b"refuse":
+            raise aiordma.RequestUnknownError("no such thing")
+        if request.body == b"text":
+            return "text"
+        if request.body == b"twice":
+            await request.reply(b"1")
+            return b"2"
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            canceled.append(bytes(request.body))
+            raise
+
+    async with (
+        aiordma.serve_requests(serve, address, 0) as server,
+        aiordma.connect(address, server.port) as client,
+        asyncio.timeout(LIMIT_S),
+    ):
+        with pytest.raises(aiordma.RequestError, match="ZeroDivisionError: by 0") as caught:
+            await client.request(b"raise")
+        assert caught.value.remote_type == "ZeroDivisionError"
+        with pytest.raises(aiordma.RequestUnknownError, match="no such thing"):
+            await client.request(b"refuse")
+        with pytest.raises(aiordma.RequestError, match="TypeError: an answer has to be bytes"):
+            await client.request(b"text")
+        assert await client.request(b"twice") == b"1"
+        with pytest.raises(TimeoutError, match=r"no answer to the request within 0\.05 s"):
+            await client.request(b"late", timeout=0.05)
+        asking = asyncio.create_task(client.request(b"cancel"))
+        await until(lambda: held_by(exchange_of(client).calls)[0] == 1, LIMIT_S)
+        await client.flush()
+        asking.cancel()
+        await until(lambda: len(canceled) == 2 or (asking.done() and len(canceled) >= 1), LIMIT_S)
+        await is_idle(client)
+    assert canceled[0] == b"late"
+    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(errors) == 3  # not of the error that the handler raised on purpose
+    caplog.clear()
+
+
+async def test_at_the_end_of_a_server_handlers_finish_or_are_refused(address: str) -> None:
+    go_on = asyncio.Event()
+    begun: list[bytes] = []
+
+    async def serve(request: aiordma.Request) -> bytes:
+        begun.append(bytes(request.body))
+        await (go_on.wait() if request.body == b"short" else asyncio.Event().wait())
+        return b"done"
+
+    async with (
+        aiordma.serve_requests(serve, address, 0, grace_s=1) as server,
+        aiordma.connect(address, server.port) as client,
+        asyncio.timeout(LIMIT_S),
+    ):
+        asking = [asyncio.create_task(client.request(word)) for word in (b"short", b"long")]
+        await until(lambda: len(begun) == 2, LIMIT_S)
+        stopping = asyncio.create_task(server.stop())
+        await asyncio.sleep(0)
+        go_on.set()
+        assert await asking[0] == b"done"
+        with pytest.raises(aiordma.RequestRefusedError, match="the server is stopping"):
+            await asking[1]
+        await stopping
+        with pytest.raises(aiordma.ConnectionLostError):
+            await client.request(b"?")
+
+
+async def test_a_client_that_goes_cancels_its_handlers(address: str) -> None:
+    begun: list[aiordma.Request] = []
+    canceled: list[bool] = []
+
+    async def serve(request: aiordma.Request) -> None:
+        begun.append(request)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            canceled.append(request.canceled)
+
+    async with aiordma.serve_requests(serve, address, 0) as server:
+        client = await aiordma.connect(address, server.port)
+        asking = [asyncio.create_task(client.request(b"?")) for _ in range(3)]
+        await until(lambda: len(begun) == 3, LIMIT_S)
+        client.abort()
+        for task in asking:
+            with pytest.raises(aiordma.ResourceClosedError):
+                await task
+        await client.wait_closed()
+        await until(lambda: not server.connections, LIMIT_S)
+    assert canceled == [True] * 3
+    with pytest.raises(RuntimeError, match="answered before"):  # the helper has given it up
+        await begun.pop().reply()
+    begun.clear()
+
+
+@pytest.mark.parametrize("size", [10, 50_000])
+async def test_canceled_at_every_await(address: str, late: bool, size: int) -> None:
+    data = random.Random(size).randbytes(size)
+    async with (
+        aiordma.serve_requests(echo, address, 0) as server,
+        aiordma.connect(address, server.port) as client,
+    ):
+        assert await client.request(data) == data
+
+        for steps in every_step(late=late):
+            answer = await run_canceled(client.request(data), steps)
+            assert answer is None or answer == data
+            del answer
+            await is_idle(client)
+        assert steps.at > 1
+        assert await client.request(data) == data
+
+
+async def test_a_closed_connection_leaves_no_cycle(address: str) -> None:
+    """It is gone with its last reference, and not when the collector runs."""
+    async with aiordma.serve_requests(echo, address, 0) as server:
+        collect()
+        gc.disable()
+        try:
+            client = await aiordma.connect(address, server.port)
+            for size in (10, 100_000):
+                assert await client.request(bytes(size)) == bytes(size)
+            with pytest.raises(TimeoutError):
+                await client.request(b"?", timeout=1e-9)
+            asking = asyncio.create_task(client.request(b"?"))
+            await asyncio.sleep(0)
+            await client.close()
+            await asyncio.wait([asking])
+            assert isinstance(asking.exception(), aiordma.ResourceClosedError)
+            with pytest.raises(aiordma.ResourceClosedError):
+                await client.request(b"?")
+            with pytest.raises(aiordma.ResourceClosedError):
+                await client.send(b"?")
+            alive = weakref.ref(client)
+            del client, asking
+            await until(lambda: alive() is None, LIMIT_S)
+        finally:
+            gc.enable()
+
+
+# Peers that break the rules: plain connections that send frames by themselves
+
+
+RUDE: dict[str, list[tuple[bytes, int | None]]] = {
+    "garbage": [(b"garbage, more than a header has", None)],
+    "too short": [(b"", None)],
+    "no answer asked": [(frame(Kind.ANSWER, 5), None)],
+    "no error asked": [(error_frame(5, 1, "", ""), None)],
+    "no body asked": [(bytes(100_000), 5)],
+    "no answer's body asked": [(b"x", ANSWER_BODY | 5)],
+    "twice": [(frame(Kind.REQUEST, 5), None)] * 2,
+    "flood": [(frame(Kind.REQUEST, n), None) for n in range(300)],
+    "headers without bodies": [
+        (frame(Kind.REQUEST, n, flags=BODY_FOLLOWS), None) for n in range(300)
+    ],
+}
+
+
+async def be_rude(connection: aiordma.Connection, frames: list[tuple[bytes, int | None]]) -> None:
+    for data, imm in frames:
+        await connection.send(data, imm)
+    while True:
+        await connection.recv()
+
+
+@pytest.mark.parametrize("rude", RUDE)
+async def test_a_rude_peer_ends_its_connection_and_no_other(address: str, rude: str) -> None:
+    async def serve(request: aiordma.Request) -> aiordma.Message:
+        if not request.body:
+            await asyncio.Event().wait()
+        return request.body
+
+    async with (
+        aiordma.serve_requests(serve, address, 0) as server,
+        aiordma.connect(address, server.port) as good,
+        aiordma.connect(address, server.port) as bad,
+        asyncio.timeout(LIMIT_S),
+    ):
+        assert await good.request(b"?") == b"?"
+        with pytest.raises(aiordma.ProtocolError):
+            await be_rude(bad, RUDE[rude])
+        assert await good.request(b"?") == b"?"
+        await until(lambda: len(server.connections) == 1, LIMIT_S)
+
+
+async def test_a_flood_within_the_rules_is_refused(address: str) -> None:
+    """A peer that ignores the grant, and reads its refusals."""
+    begun = 0
+
+    async def serve(request: aiordma.Request) -> None:
+        nonlocal begun
+        begun += 1
+        await asyncio.Event().wait()
+
+    async with (
+        aiordma.serve_requests(serve, address, 0, limit=8) as server,
+        aiordma.connect(address, server.port) as bad,
+        asyncio.timeout(LIMIT_S),
+    ):
+        assert bytes(await bad.recv())[2] == Kind.GRANT
+        kinds: Counter[int] = Counter()
+        for number in range(500):
+            await bad.send(frame(Kind.REQUEST, number))
+            if number >= 8:
+                kinds[bytes(await bad.recv())[2]] += 1
+        assert kinds == {Kind.ERROR: 492}
+        assert begun == 8
+
+
+async def test_a_server_that_answers_wrongly_ends_the_connection(address: str) -> None:
+    async def wrong(connection: aiordma.Connection) -> None:
+        async for message in connection:
+            number = int.from_bytes(message[4:8], "big")
+            await connection.send(frame(Kind.ANSWER, number + 1))
+
+    async with (
+        aiordma.serve(wrong, address, 0) as server,
+        aiordma.connect(address, server.port) as client,
+        asyncio.timeout(LIMIT_S),
+    ):
+        with pytest.raises(aiordma.ProtocolError, match="waits for none"):
+            await client.request(b"?")
+
+
+# The whole thing
+
+
+def start(address: str, port: int = 0) -> tuple[subprocess.Popen[str], int]:
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", str(SERVER), address, str(port)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    line = first_line(process)
+    if not line.strip().isdecimal():
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(line + out + err)
+    return process, int(line)
+
+
+def size_of(rng: random.Random) -> int:
+    """1 byte to 300 KiB, mostly small."""
+    return int(300 * 1024 ** (rng.random() ** 4)) if rng.random() < 0.1 else rng.randint(1, 2000)
+
+
+async def ask(rng: random.Random, request: Any, outcomes: Counter[str]) -> None:
+    """A request, perhaps canceled, or with a short time; its answer is right, or an error."""
+    seed, size = rng.getrandbits(32), size_of(rng)
+    mood = rng.random()
+    wait_s = rng.choice([0.05, 0.2]) if mood < 0.1 else 0.0
+    asked = question(seed, -1 if mood > 0.98 else size, wait_s, size_of(rng))
+    timeout = rng.uniform(0.001, 0.1) if rng.random() < 0.1 else LIMIT_S
+    task = asyncio.ensure_future(request(asked, timeout=timeout))
+    if rng.random() < 0.1:
+        task.get_loop().call_later(rng.uniform(0, 0.1), task.cancel)
+    await asyncio.wait([task])
+    if task.cancelled():
+        outcomes["canceled"] += 1
+    elif (exc := task.exception()) is None:
+        with task.result() as answer:
+            assert answer == answer_to(seed, size)
+        outcomes["right"] += 1
+    elif isinstance(exc, TimeoutError):
+        assert timeout < LIMIT_S, f"nothing came for {LIMIT_S} s"
+        outcomes["late"] += 1
+    else:
+        outcomes[type(exc).__name__] += 1
+        if type(exc) is aiordma.RequestError:
+            assert (exc.remote_type, mood > 0.98) == ("ValueError", True)
+        else:
+            assert isinstance(exc, aiordma.ConnectionLostError)
+
+
+async def storm(request: Any, count: int, seed: int) -> Counter[str]:
+    """So many requests from 100 tasks."""
+    print("seed", seed)
+    outcomes: Counter[str] = Counter()
+
+    async def caller(number: int) -> None:
+        rng = random.Random(seed + number)
+        for _ in range(count // 100):
+            await ask(rng, request, outcomes)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(100):
+            group.create_task(caller(number))
+    print(dict(outcomes))
+    assert outcomes.total() == count
+    return outcomes
+
+
+def any_seed() -> int:
+    """Of the environment, to repeat a run."""
+    return int(os.environ.get("AIORDMA_SEED", random.getrandbits(32)))
+
+
+async def storm_on_a_connection(address: str, count: int) -> None:
+    asyncio.get_running_loop().set_debug(False)  # as programs run; it takes twice the time
+    async with (
+        aiordma.serve_requests(handler, address, 0) as server,
+        aiordma.connect(address, server.port) as client,
+    ):
+        outcomes = await storm(client.request, count, any_seed())
+        assert "ConnectionLostError" not in outcomes
+        assert outcomes["right"] > count / 2
+        await is_idle(client)
+        (connection,) = server.connections
+        served = exchange_of(connection).served
+        await until(lambda: held_of(served) == (0, *NOTHING), LIMIT_S)
+        assert await client.request(question(1, 10, 0, 0)) == answer_to(1, 10)
+    gc.collect()
+
+
+async def test_a_thousand_requests(address: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)  # handlers raise on purpose
+    await storm_on_a_connection(address, 1000)
+
+
+@pytest.mark.slow
+async def test_ten_thousand_requests(address: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+    await storm_on_a_connection(address, 10_000)
+
+
+async def more_than(pool: aiordma.Pool, counter: str, number: float) -> None:
+    await until(lambda: getattr(pool.stats, counter) > number, LIMIT_S)
+
+
+@pytest.mark.parametrize(
+    ("count", "kills"), [(1000, 1), pytest.param(10_000, 2, marks=pytest.mark.slow)]
+)
+async def test_a_pool_recovers_from_a_killed_server(address: str, count: int, kills: int) -> None:
+    asyncio.get_running_loop().set_debug(False)
+    process, port = await asyncio.to_thread(start, address)
+    try:
+        async with aiordma.Pool(address, port, max_size=4, max_pause=0.5) as pool:
+            await pool.wait()
+            storming = asyncio.create_task(storm(pool.request, count, any_seed()))
+            for kill in range(kills):
+                asked = count * (kill + 1) / (kills + 2)
+                await more_than(pool, "requests", asked)
+                lost = pool.stats.lost
+                process.kill()
+                await asyncio.to_thread(process.communicate)
+                await more_than(pool, "lost", lost)
+                process, _ = await asyncio.to_thread(start, address, port)
+            outcomes = await storming
+            assert outcomes["right"] > count / 2
+            # After that there are connections and answers as before.
+            await pool.wait(LIMIT_S)
+            answer = await pool.request(question(7, 99, 0, 0), timeout=LIMIT_S)
+            assert answer == answer_to(7, 99)
+            stats = pool.stats
+            print(stats)
+            assert stats.lost >= kills
+            assert stats.reconnects
+            assert stats.waiting == 0
+            process.send_signal(signal.SIGINT)
+            out, err = await asyncio.to_thread(process.communicate, timeout=LIMIT_S)
+            assert (process.returncode, out) == (0, "")
+            # Handlers have raised on purpose, which is logged, and nothing else.
+            assert err.count("Traceback") == err.count("the handler of ")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def test_a_pool_whose_server_limits_it(address: str) -> None:
+    """The server takes two connections; the pool works with these."""
+    limits = ListenerLimits(max_connections=2)
+    async with aiordma.serve_requests(echo, address, 0, limits=limits) as server:
+        pool = aiordma.Pool(address, server.port, min_size=0, max_size=4, timeout=LIMIT_S)
+        async with pool:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(8):
+                    group.create_task(lend(pool))
+            assert pool.stats.size <= 2
+
+
+async def lend(pool: aiordma.Pool) -> None:
+    async with pool.connection() as connection:
+        assert await connection.request(b"?", timeout=LIMIT_S) == b"?"
+
+
+async def test_a_pool_in_a_forked_child(address: str) -> None:
+    async with (
+        aiordma.serve_requests(echo, address, 0) as server,
+        aiordma.Pool(address, server.port) as pool,
+    ):
+        assert await pool.request(b"?") == b"?"
+        pid = os.fork()
+        if not pid:
+            try:
+                for use in (lambda: pool.stats, lambda: pool.request(b"?"), pool.connection):
+                    try:
+                        use()
+                    except aiordma.ForkedError:
+                        continue
+                    os._exit(1)
+                os._exit(0)
+            finally:
+                os._exit(2)
+        _, status = await asyncio.to_thread(os.waitpid, pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert await pool.request(b"?") == b"?"

@@ -1,0 +1,35 @@
+"""Private parts of aiordma/requests/ that tests ask for."""
+
+from __future__ import annotations
+
+from aiordma import Connection, Request
+from aiordma.requests.calls import Calls
+from aiordma.requests.exchange import Exchange
+from aiordma.requests.served import Served
+
+
+def exchange_of(connection: Connection) -> Exchange:
+    """The requests of a connection that has some."""
+    exchange = connection._receiver.exchange
+    assert exchange is not None
+    return exchange
+
+
+def held_by(calls: Calls) -> tuple[int, int, int]:
+    """Calls with a number, calls that count against the grant, and their bytes."""
+    return len(calls._calls), calls._held, calls._bytes
+
+
+def held_of(served: Served) -> tuple[int, int, int, int]:
+    """Numbers that are not answered, requests in line, requests that count, and their bytes."""
+    return len(served._numbers), len(served._queue), served._held, served._held_bytes
+
+
+def number_of(request: Request) -> int:
+    """The number that the peer gave it."""
+    return request._number
+
+
+def set_number(calls: Calls, number: int) -> None:
+    """As if the last request had had this number."""
+    calls._number = number
