@@ -210,14 +210,14 @@ def test_a_server_of_streams(address: str, tmp_path_factory: pytest.TempPathFact
 
 
 def test_a_server_that_stops_and_goes_on(address: str, echo: Running) -> None:
-    with running("ping", "-i", "0.1", "-W", "0.4", address) as ping:
+    with running("ping", "-i", "0.1", "-W", "3", address) as ping:
         assert ping.line().startswith("PING ")
         assert "seq=1 time=" in ping.line()
         echo.send(signal.SIGSTOP)
         try:
             while "lost" not in (line := ping.line()):
                 pass
-            assert re.fullmatch(r"seq=\d+ lost: no answer within 0\.4 s", line)
+            assert re.fullmatch(r"seq=\d+ lost: no answer within 3 s", line)
         finally:
             echo.send(signal.SIGCONT)
         while "time=" not in (line := ping.line()):
@@ -290,9 +290,9 @@ async def test_a_server_that_never_answers(address: str) -> None:
         async for _ in connection:
             pass
 
-    status, out = await ping_a(silent, address, "-c", "2", "-W", "0.3")
+    status, out = await ping_a(silent, address, "-c", "2", "-W", "3")
     assert status == 1
-    assert out.count("lost: no answer within 0.3 s") == 2
+    assert out.count("lost: no answer within 3 s") == 2
 
 
 # The server
