@@ -116,8 +116,8 @@ def _without_signature(_app: Any, _what: str, name: str, *_: Any) -> tuple[str, 
 def _builtins_are_not_ours(_app: Any, doctree: Any) -> None:
     """`bytes` in a signature is Python's, not an attribute of this name of some class."""
     for node in doctree.findall(pending_xref):
-        if node.get("refspecific") and hasattr(builtins, node.get("reftarget", "")):
-            node["refspecific"] = False
+        if node.hasattr("refspecific") and hasattr(builtins, node.get("reftarget", "")):
+            del node["refspecific"]  # the search for a name that ends like this
 
 
 def setup(app: Any) -> None:
