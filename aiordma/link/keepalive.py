@@ -344,8 +344,9 @@ class Keepalive:
         self._group = None
         peer = cast("GroupedPeer", self._peer)
         peer._show_life_to(None)
-        peer._was_alive()  # some time ago; the group knows when at the latest
-        if not self._silent:
+        # Alive some time ago, perhaps by the answer to its own question, which the group has not
+        # looked at yet; the group knows when at the latest.
+        if peer._was_alive() or not self._silent:
             self._since = group.since
         self._silent = 1 + self._late
 

@@ -230,12 +230,8 @@ def _connections() -> list[Goal]:
         )
     ]  # fmt: skip
     in_c = (connecting(AT_ONCE, SAME_SIZES).name, rate)
-    found += [
-        Goal(
-            f"{at_once}, in C with our sizes", "cmtime", in_c, (f"cmtime {AT_ONCE}", rate), math.inf
-        ),
-        Goal(at_once, "in C with our sizes", (name("connects", AT_ONCE), rate), in_c, math.inf),
-    ]
+    ours = (name("connects", AT_ONCE), rate)
+    found.append(Goal(at_once, "in C with our sizes", ours, in_c, math.inf))
     for form, kind, limit in (
         ("memory", "pinned", 64), ("memory", "resident", 128), ("streams", "resident", 160)
     ):  # fmt: skip

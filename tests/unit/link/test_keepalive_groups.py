@@ -436,3 +436,17 @@ def test_a_state_takes_a_bytearray_of_one_byte() -> None:
     assert sys.getrefcount(group) == before + 1
     state.show_life_to(None)
     assert sys.getrefcount(group) == before
+
+
+def test_an_answer_that_the_group_has_not_looked_at_counts() -> None:
+    """The group ends in the moment in which its connection has answered, and is then lost."""
+    both = Both(1)
+    client = both.clients[0]
+    both.servers[0].say()
+    both.clock.run_until(20)
+    assert client.pings == [20.0]
+    assert client._state.heard == 20.0
+    client.hears = both.servers[0].hears = False
+    client.keepalive.failed()
+    both.clock.run_until(100)
+    assert client.failures[0][0] - 20.0 >= 30 - 1e-6
