@@ -346,7 +346,8 @@ class Keepalive:
         peer._show_life_to(None)
         # Alive some time ago, perhaps by the answer to its own question, which the group has not
         # looked at yet; the group knows when at the latest.
-        if peer._was_alive() or not self._silent:
+        alive = peer._was_alive()
+        if alive or not self._silent:
             self._since = group.since
         self._silent = 1 + self._late
 
