@@ -19,7 +19,9 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from pathlib import Path
+from typing import Any
 
 from checks import ROOT, CheckFailedError, call
 from requirements import requirements
@@ -121,7 +123,9 @@ def _prepare_debug() -> Path:
 
 def _install(version: str, folder: Path) -> Path:
     python, stamp = folder / "bin" / "python", folder / "requirements.txt"
-    wanted = "\n".join((str(ROOT), str(found()[version]), *requirements(GROUPS)))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    entries = _entry_points(project)
+    wanted = "\n".join((str(ROOT), str(found()[version]), *requirements(GROUPS), entries))
     if stamp.is_file() and stamp.read_text() == wanted:
         return python
     call(found()[version], "-m", "venv", "--clear", folder)
@@ -130,8 +134,30 @@ def _install(version: str, folder: Path) -> Path:
     # As an editable install would have it, for programs that are started from other folders.
     site = call(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
     (Path(site) / "aiordma.pth").write_text(f"{ROOT}\n")
+    info = Path(site) / f"{project['name']}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    )
+    (info / "entry_points.txt").write_text(entries)
+    for name, where in project["scripts"].items():
+        module, _, function = where.partition(":")
+        script = folder / "bin" / name
+        script.write_text(
+            f"#!{python}\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n"
+        )
+        script.chmod(0o755)
     stamp.write_text(wanted)
     return python
+
+
+def _entry_points(project: dict[str, Any]) -> str:
+    """The programs and plugins of the project, as the metadata of an installed package has them."""
+    groups = {"console_scripts": project["scripts"], **project["entry-points"]}
+    return "\n".join(
+        f"[{group}]\n" + "".join(f"{name} = {where}\n" for name, where in names.items())
+        for group, names in groups.items()
+    )
 
 
 def main() -> None:
