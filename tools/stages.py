@@ -13,7 +13,7 @@ import pythons
 REPORTS = Path("build/test")
 
 #: Marks of tests that need more than one device on one host in ordinary time.
-_SPECIAL = "not virtual_time and not two_hosts and not qemu"
+_SPECIAL = "not virtual_time and not two_hosts and not qemu and not program"
 #: What runs on both loops on each device; the rest runs on one, another one for each device.
 _OF_THE_LOOP = "not slow and not one_loop"
 
@@ -272,6 +272,14 @@ STAGES: tuple[Stage, ...] = (
         (*UML, "--device", "siw"),
         ALL_TESTS,
         *("--loop=uvloop", "-m", _SPECIAL),
+        limit_s=1200,
+    ),
+    _device(
+        "programs",
+        "the commands, the pages and the examples, as programs on Soft-RoCE",
+        RXE,
+        ALL_TESTS,
+        *("--loop=asyncio", "-m", "program and not two_hosts and not siw"),
         limit_s=1200,
     ),
     _device(

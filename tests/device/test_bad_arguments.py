@@ -134,7 +134,7 @@ async def test_g05_messages_and_memory(address: str, mistakes: Mistakes) -> None
 async def test_what_send_takes_is_told(address: str) -> None:
     async with aiordma.listen(address, 0) as listener:
         client, server = await meet(listener, address)
-        refused: list[tuple[Any, str]] = [("x", r"not str; encode it"), ([b"x"], "not list")]
+        refused: list[tuple[Any, str]] = [("x", r"not str; encode it"), ({"x": 1}, "not dict")]
         for value, words in refused:
             for imm in (None, 1):
                 with pytest.raises(TypeError, match=f"a message has to be bytes, .*{words}"):

@@ -16,7 +16,7 @@ import pytest
 from aiordma import devices as verbs_devices
 from tests.device.terminal import plain, terminal
 
-pytestmark = [pytest.mark.device, pytest.mark.one_loop]
+pytestmark = [pytest.mark.device, pytest.mark.program]
 
 LIMIT_S = 60
 PAGE = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()

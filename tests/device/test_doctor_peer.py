@@ -19,7 +19,7 @@ from tests.device.commands import COMMAND, Done, aiordma_beside, running
 from tests.device.commands import aiordma as command
 from tests.device.terminal import plain, terminal
 
-pytestmark = [pytest.mark.device, pytest.mark.slow]
+pytestmark = [pytest.mark.device, pytest.mark.program]
 
 STEPS = ("messages there", "messages back", "reads", "writes", "streams there", "streams back")
 # Long enough to connect on a busy machine, short enough to wait for.

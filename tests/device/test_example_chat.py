@@ -13,7 +13,7 @@ import aiordma
 from examples import chat
 from tests.device.running import LIMIT_S, Program
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.program]
 
 PROGRAM = "chat.py"
 

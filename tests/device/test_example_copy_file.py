@@ -21,7 +21,7 @@ from examples import copy_file
 from tests.device.oracle import until
 from tests.device.running import LIMIT_S, Program
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.program]
 
 PROGRAM = "copy_file.py"
 BIG = 20 * copy_file.CHUNK + 12345  # more than two windows

@@ -17,7 +17,7 @@ from examples import kv
 from tests.device.oracle import until
 from tests.device.running import LIMIT_S, Program
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.program]
 
 PORT = 18520
 NUMBERS = 25_000

@@ -16,7 +16,7 @@ import pytest
 
 from tests.device.running import LIMIT_S, ROOT
 
-pytestmark = [pytest.mark.device, pytest.mark.slow]
+pytestmark = [pytest.mark.device, pytest.mark.program]
 
 RUNNER = "python -m aiordma.testing.softroce -- "
 COMMANDS = {

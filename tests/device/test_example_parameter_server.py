@@ -15,7 +15,7 @@ import aiordma
 from examples import parameter_server as ps
 from tests.device.running import LIMIT_S, Program
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.program]
 
 PROGRAM = "parameter_server.py"
 

@@ -23,7 +23,7 @@ from tests.device.shell import Shell
 from tests.pages import Block, blocks, pages, steps
 
 # Programs, whatever the tests' loop: once on each device is enough.
-pytestmark = [pytest.mark.device, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.device, pytest.mark.program, pytest.mark.timeout(600)]
 
 LIMIT_S = 60
 ADDRESS_THERE = "10.80.0.1"

@@ -27,7 +27,7 @@ from tests.device.commands import aiordma as command
 from tests.device.terminal import CTRL_C, plain, terminal
 
 # Processes of their own, whatever the tests' loop: once on each device is enough.
-pytestmark = [pytest.mark.device, pytest.mark.slow]
+pytestmark = [pytest.mark.device, pytest.mark.program]
 
 NUMBER = r"\d+\.\d{3}"
 

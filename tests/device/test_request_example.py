@@ -9,7 +9,7 @@ import pytest
 
 from tests.device.test_examples import EXAMPLES, LIMIT_S, first_line, start
 
-pytestmark = [pytest.mark.device, pytest.mark.one_loop]
+pytestmark = [pytest.mark.device, pytest.mark.program]
 
 EXAMPLE = str(Path(EXAMPLES) / "rpc.py")
 PORT = "18516"
