@@ -78,7 +78,7 @@ def test_the_notebook(address: str, tmp_path: Path) -> None:
     said = ["".join(cell["outputs"][-1]["data"]["text/plain"]) for cell in cells if cell["outputs"]]
     device, connection, hello, table, row, server = said
     assert device in ("['rxe0']", "['siw0']")
-    assert re.fullmatch(r"<Connection open peer=\(.*\) device=(rxe|siw)0>", connection)
+    assert re.fullmatch(r"<Connection #\d+ open peer=\(.*\) device=(rxe|siw)0>", connection)
     assert hello == "b'HELLO'"
     assert "4.,  5.,  6.,  7." in table
     assert row == "array([ 800.,  900., 1000., 1100.])"
