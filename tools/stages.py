@@ -264,7 +264,7 @@ STAGES: tuple[Stage, ...] = (
         RXE,
         ALL_TESTS,
         *("--loop=asyncio", "-m", f"{_SPECIAL} and not siw"),
-        limit_s=1200,
+        limit_s=1600,
     ),
     _device(
         "device-siw-uvloop",
@@ -272,7 +272,7 @@ STAGES: tuple[Stage, ...] = (
         (*UML, "--device", "siw"),
         ALL_TESTS,
         *("--loop=uvloop", "-m", _SPECIAL),
-        limit_s=1200,
+        limit_s=1600,
     ),
     _device(
         "programs",
