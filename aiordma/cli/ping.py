@@ -171,7 +171,7 @@ class Ping:
         size: Bytes of a message.
         limit_s: Seconds that an answer may take, and a connection.
         source: Local address to connect from; None lets routing choose.
-        printer: Is told the events.
+        printer: Prints the events.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The port that every command listens on, or connects to, unless it is told another."""
+"""The port on which each command listens, or to which it connects, without `--port`."""
 
 from __future__ import annotations
 

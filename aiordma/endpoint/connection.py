@@ -336,7 +336,7 @@ class Connection:
             ResourceClosedError, ConnectionLostError, TimeoutError: As `send` and `recv`;
                 `request_sent` of a ConnectionLostError tells whether the peer may have got it.
 
-        Cancellation: the peer is told, and its `Request.canceled` shows it.
+        Cancellation: this side tells the peer, whose `Request.canceled` shows it.
         """
         return await self._exchange.calls.request(buf, timeout)
 

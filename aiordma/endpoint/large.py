@@ -82,6 +82,7 @@ from aiordma.loop.timers import Timer, call_later, now
 from aiordma.loop.wait_line import WaitLine
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.byte_budget import AHEAD, HELD
+from aiordma.memory.large_memory import Turn
 from aiordma.memory.pool import room_of
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access
@@ -104,7 +105,7 @@ _LOOKS = 3
 class _Exposure(NamedTuple):
     region: MemoryRegion
     done: asyncio.Future[None]
-    room: int  # bytes of its turn
+    turn: Turn
     copied: bool
 
 
@@ -209,7 +210,7 @@ class Exposer:
         room = room_of(payload.nbytes) if copied else payload.nbytes
         buffers = self._link.buffers
         try:
-            await buffers.memory.turn(room, self)
+            turn = await buffers.memory.turn(room, self)
         except BaseException:
             self.window.release()
             raise
@@ -222,10 +223,10 @@ class Exposer:
                     room, lambda: self._link.register(lent(payload), Access.REMOTE_READ)
                 )
         except BaseException:
-            self._over(room)
+            self._over(turn)
             raise
         try:
-            await self._announced(payload.nbytes, imm, region, room, copied=copied)
+            await self._announced(payload.nbytes, imm, region, turn, copied=copied)
         finally:
             if not copied:
                 # The region is deregistered when it is not pinned any more: with DONE, or with the
@@ -237,7 +238,7 @@ class Exposer:
                 await region.wait_closed(_DEREGISTER_S)
 
     async def _announced(
-        self, length: int, imm: int | None, region: MemoryRegion, room: int, *, copied: bool
+        self, length: int, imm: int | None, region: MemoryRegion, turn: Turn, *, copied: bool
     ) -> None:
         """Announce a region, and wait until the peer has read it."""
         try:
@@ -245,7 +246,7 @@ class Exposer:
         except BaseException:  # closed meanwhile
             if copied:
                 self._link.buffers.outgoing.give(region)
-            self._over(room)
+            self._over(turn)
             raise
         number = self._next
         self._next = number % 0xFFFFFFFF + 1
@@ -253,7 +254,7 @@ class Exposer:
         if not self._allowed:
             self._allowed = True
             self._link.open_access(Access.REMOTE_READ)
-        self._exposures[number] = _Exposure(region, done, room, copied=copied)
+        self._exposures[number] = _Exposure(region, done, turn, copied=copied)
         try:
             head = RENDEZVOUS.pack(region.addr, region.rkey, number)
             if self.sums:
@@ -303,12 +304,12 @@ class Exposer:
         if exposure.copied:
             pool = self._link.buffers.outgoing
             (pool.give if keep else pool.drop)(exposure.region)
-        self._over(exposure.room)
+        self._over(exposure.turn)
         self._wake_drainers()
 
-    def _over(self, room: int) -> None:
+    def _over(self, turn: Turn) -> None:
         """End a message's turn, and its place among the exposures."""
-        self._link.buffers.memory.over(room)
+        self._link.buffers.memory.over(turn)
         self.window.release()
 
     def on_done(self, number: int, flags: int) -> None:
@@ -332,7 +333,7 @@ class Exposer:
         self.refuse(failure)
         for number in list(self._exposures):
             exposure = self._exposures.pop(number)
-            self._link.buffers.memory.over(exposure.room)
+            self._link.buffers.memory.over(exposure.turn)
             if not exposure.done.done():
                 exposure.done.set_exception(failure())
                 exposure.done.exception()

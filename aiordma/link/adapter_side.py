@@ -93,7 +93,7 @@ class AdapterSide:
     )  # fmt: skip
 
     _owner: Owner | None
-    #: Where the life of such a connection is told.
+    #: The log that has the life of such a connection.
     log: ClassVar[Log] = _log
 
     def __init__(
@@ -218,7 +218,7 @@ class AdapterSide:
         Args:
             text: The line behind the number, with places for `args`.
             args: Facts, formatted only if the line is wanted.
-            log: Where it belongs; by default where the life of such a connection is told.
+            log: The log of the line; by default the log that has the life of such a connection.
         """
         log = log or self.log
         if log.tells(logging.DEBUG):

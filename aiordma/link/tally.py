@@ -5,7 +5,7 @@ Theory of operation
     Here is the rest: events that are rare, and the durations of operations, in buckets with fixed
     bounds.  `aiordma.metrics` reads all of it.
 
-    A tracer (`aiordma.contrib.opentelemetry`) is told of the same operations.  While there is none
+    A tracer (`aiordma.contrib.opentelemetry`) gets the same operations.  While there is none
     it costs a look at an empty tuple.  A tracer that raises is logged, and does no harm.
 """
 

@@ -7,7 +7,8 @@ Theory of operation
     wait for memory that the other end's send holds.
 
     Peers that read nothing hold up the messages to other peers for `TURN_S` only: then a send goes
-    on without its turn.
+    on without its turn, and the turns that are as old do not count any more.  Otherwise a client
+    that reads nothing could delay each later message to the others.
 
     The system may refuse memory all the same (ENOMEM).  Then `registered` deregisters the buffers
     that pools keep for their next message, waits for each region that is deregistered or kept, and
@@ -33,7 +34,7 @@ from aiordma.loop.wait_line import WaitLine
 from aiordma.memory.memlock import memory_to_pin, sending_bytes
 from aiordma.verbs.mr import MemoryRegion
 
-__all__ = ["LargeMemory", "large_memory"]
+__all__ = ["LargeMemory", "Turn", "large_memory"]
 
 TURN_S = 5.0
 SHORT_S = 30.0
@@ -47,16 +48,20 @@ class _Keeps(Protocol):
         """Deregister the buffers that are kept, and return them."""
 
 
-class _Turn:
-    """A send that waits for its turn."""
+class Turn:
+    """The turn of a send, or its place in the line.
 
-    __slots__ = ("granted", "owner", "ready", "size")
+    Attributes:
+        since: The time at which it was granted; None before.
+    """
 
-    def __init__(self, owner: Hashable, size: int, ready: asyncio.Future[None]) -> None:
+    __slots__ = ("owner", "ready", "since", "size")
+
+    def __init__(self, owner: Hashable, size: int) -> None:
         self.owner = owner
         self.size = size
-        self.ready = ready
-        self.granted = False
+        self.since: float | None = None
+        self.ready: asyncio.Future[None] | None = None  # of a send that waits
 
 
 class LargeMemory:
@@ -67,15 +72,17 @@ class LargeMemory:
     """
 
     __slots__ = (
-        "_frees", "_line", "_loop", "_pools", "_regions", "_sending", "_thread", "_turns", "total",
+        "_counted", "_frees", "_line", "_loop", "_pools", "_regions", "_sending", "_thread",
+        "_turns", "total",
     )  # fmt: skip
 
     def __init__(self, total: int) -> None:
         self.total: int = total
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._sending = 0
-        self._turns: deque[_Turn] = deque()
+        self._sending = 0  # bytes of `_counted`
+        self._counted: dict[Turn, None] = {}  # the oldest first
+        self._turns: deque[Turn] = deque()
         self._line: WaitLine[None] = WaitLine()
         self._pools: weakref.WeakSet[_Keeps] = weakref.WeakSet()
         self._regions = 0  # that are registered, kept or not
@@ -87,41 +94,66 @@ class LargeMemory:
 
     # Sends
 
-    async def turn(self, size: int, owner: Hashable) -> None:
+    async def turn(self, size: int, owner: Hashable) -> Turn:
         """Wait for the turn of a send, for `TURN_S` at most; `over` ends the turn.
 
         Args:
             size: Bytes that it pins.
             owner: For `refuse`.
 
+        Returns:
+            The turn, for `over`.
+
         Raises:
             BaseException: The exception that the `reason` of `refuse` makes.
 
         Cancellation: there is no turn.
         """
+        turn = Turn(owner, size)
         if not self._turns and self._fits(size):
-            self._sending += size
-            return
-        turn = _Turn(owner, size, self._loop.create_future())
+            self._count(turn)
+            return turn
+        ready = turn.ready = self._loop.create_future()
         self._turns.append(turn)
         self._serve()  # a turn before it may have been canceled
-        timer = self._loop.call_later(TURN_S, self._grant, turn)
+        timer = self._loop.call_later(TURN_S, self._late, turn)
         try:
-            await turn.ready
+            await ready
         except BaseException:
-            if turn.granted:
-                self.over(size)
+            if turn.since is not None:
+                self.over(turn)
             elif turn in self._turns:
                 self._turns.remove(turn)
                 self._serve()
             raise
         finally:
             timer.cancel()
-            del turn  # its exception has this frame: a cycle
+            turn.ready = None
+            del ready  # its exception has this frame: a cycle
+        return turn
 
-    def over(self, size: int) -> None:
+    def over(self, turn: Turn) -> None:
         """The memory of a send is free."""
-        self._sending -= size
+        self._discount(turn)
+        self._serve()
+
+    def _count(self, turn: Turn) -> None:
+        turn.since = now()
+        self._counted[turn] = None
+        self._sending += turn.size
+
+    def _discount(self, turn: Turn) -> None:
+        if self._counted.pop(turn, turn) is None:  # or it was too old to count
+            self._sending -= turn.size
+
+    def _late(self, turn: Turn) -> None:
+        """A send has waited long enough: it goes on, and old turns hold up no other send."""
+        oldest = now() - TURN_S
+        for each in list(self._counted):
+            if each.since is None or each.since > oldest:
+                break
+            self._discount(each)
+        self._grant(turn)
         self._serve()
 
     def _fits(self, size: int) -> bool:
@@ -131,19 +163,19 @@ class LargeMemory:
         while self._turns and self._fits(self._turns[0].size):
             self._grant(self._turns[0])
 
-    def _grant(self, turn: _Turn) -> None:
+    def _grant(self, turn: Turn) -> None:
         if turn in self._turns:
             self._turns.remove(turn)
-            if not turn.ready.done():  # or it was canceled, and its task is not resumed yet
-                turn.granted = True
-                self._sending += turn.size
+            # Or it was canceled, and its task is not resumed yet.
+            if turn.ready is not None and not turn.ready.done():
+                self._count(turn)
                 turn.ready.set_result(None)
 
     def refuse(self, owner: Hashable, reason: Callable[[], BaseException]) -> None:
         """Have the sends of `owner` that wait raise the exception that `reason` makes."""
         for turn in [each for each in self._turns if each.owner is owner]:
             self._turns.remove(turn)
-            if not turn.ready.done():
+            if turn.ready is not None and not turn.ready.done():
                 turn.ready.set_exception(reason())
         self._serve()
 

@@ -587,7 +587,7 @@ class Pool:
             ConnectionLostError: The connection broke, and the request was not to be sent again.
             Others: as `Connection.request`.
 
-        Cancellation: the server is told.
+        Cancellation: the connection tells the server.
         """
         core = self._opened()
         check_seconds("timeout", timeout)

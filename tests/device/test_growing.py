@@ -169,34 +169,31 @@ def test_fifty_connections_within_eight_mebibytes(address: str) -> None:
     assert all(50 * 60_000 < end["pinned"] <= 8 << 20 for end in told)
 
 
-def test_transfers_within_eight_mebibytes(address: str) -> None:
-    """READs and WRITEs of buffers that have to be registered, more at a time than can be."""
+def alone(address: str, what: str) -> dict[str, int]:
+    """Run fifty.py as both ends, and return what it tells."""
     program = [sys.executable, "-W", "error", str(Path(__file__).with_name("fifty.py"))]
-    environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     with modes():
         done = subprocess.run(
-            [*program, address, "transfers"],
-            capture_output=True, check=False, text=True, timeout=LIMIT_S, env=environ,
+            [*program, address, what],
+            capture_output=True, check=False, text=True, timeout=LIMIT_S,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    told: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     print(told)
+    return told
+
+
+def test_transfers_within_eight_mebibytes(address: str) -> None:
+    """READs and WRITEs of buffers that have to be registered, more at a time than can be."""
+    told = alone(address, "transfers")
     assert told["messages"] == 2 * 40
     assert told["pinned"] <= 8 << 20
 
 
 def test_both_ends_of_twenty_five_connections_within_eight_mebibytes(address: str) -> None:
     """Of one process: the sends of one end leave memory to the fetches of the other."""
-    program = [sys.executable, "-W", "error", str(Path(__file__).with_name("fifty.py"))]
-    environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    with modes():
-        done = subprocess.run(
-            [*program, address, "pairs"],
-            capture_output=True, check=False, text=True, timeout=LIMIT_S, env=environ,
-        )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    print(told)
+    told = alone(address, "pairs")
     assert told["connections"] == 25
     assert told["messages"] == 2 * 25 * MESSAGES, "of both ends"
     assert told["pinned"] <= 8 << 20

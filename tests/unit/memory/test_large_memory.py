@@ -12,7 +12,7 @@ import pytest
 
 from aiordma.errors import errno_error
 from aiordma.memory.byte_budget import Account, ByteBudget
-from aiordma.memory.large_memory import LargeMemory, large_memory
+from aiordma.memory.large_memory import LargeMemory, Turn, large_memory
 from aiordma.memory.memlock import sending_bytes
 from aiordma.memory.pool import BufferPool, room_of
 from aiordma.verbs.enums import Access
@@ -51,27 +51,29 @@ def test_sends_take_turns_in_order(run: Run) -> None:
     async def main() -> None:
         memory = LargeMemory(100)
         done: list[int] = []
+        turns: dict[int, Turn] = {}
 
         async def send(number: int, size: int) -> None:
-            await memory.turn(size, None)
+            turns[number] = await memory.turn(size, None)
             done.append(number)
 
         sizes = (60, 40, 50, 10, 500, 1)
         tasks = [asyncio.create_task(send(n, size)) for n, size in enumerate(sizes)]
         await settle()
         assert done == [0, 1]
-        memory.over(40)
+        memory.over(turns[1])
         await settle()
         assert done == [0, 1], "no later one goes past the first in line"
-        memory.over(60)
+        memory.over(turns[0])
         await settle()
         assert done == [0, 1, 2, 3]
-        memory.over(60)
+        memory.over(turns[2])
+        memory.over(turns[3])
         await settle()
         assert done == [0, 1, 2, 3, 4], "a larger one goes alone"
-        memory.over(500)
+        memory.over(turns[4])
         await asyncio.gather(*tasks)
-        memory.over(1)
+        memory.over(turns[5])
         assert sending_of(memory) == 0
 
     run(main())
@@ -83,9 +85,13 @@ def test_a_send_goes_on_without_its_turn_in_the_end(
     async def main() -> None:
         hurry(monkeypatch, turn_s=0.02)
         memory = LargeMemory(100)
-        await memory.turn(100, None)  # its peer never reads
-        await asyncio.wait_for(memory.turn(70, None), LIMIT_S)
-        assert sending_of(memory) == 170
+        stuck = await memory.turn(100, None)  # its peer never reads
+        late = await asyncio.wait_for(memory.turn(70, None), LIMIT_S)
+        assert sending_of(memory) == 70, "the old turn does not count any more"
+        await asyncio.wait_for(memory.turn(30, None), LIMIT_S)
+        for turn in (stuck, late):
+            memory.over(turn)
+        assert sending_of(memory) == 30
 
     run(main())
 
@@ -93,12 +99,12 @@ def test_a_send_goes_on_without_its_turn_in_the_end(
 def test_a_canceled_turn_is_given_on(run: Run) -> None:
     async def main() -> None:
         memory = LargeMemory(100)
-        await memory.turn(100, None)
+        first = await memory.turn(100, None)
         tasks = [asyncio.create_task(memory.turn(80, None)) for _ in range(3)]
         await settle()
         tasks[1].cancel()
         await settle()
-        memory.over(100)
+        memory.over(first)
         tasks[0].cancel()  # in the turn of the loop in which it got its turn
         await asyncio.wait_for(tasks[2], LIMIT_S)
         assert tasks[0].cancelled()
@@ -111,7 +117,7 @@ def test_the_sends_of_a_connection_that_is_over_leave_the_line(run: Run) -> None
     async def main() -> None:
         memory = LargeMemory(100)
         mine, other = "mine", "other"
-        await memory.turn(100, other)
+        first = await memory.turn(100, other)
         refused = asyncio.create_task(memory.turn(200, mine))
         waits = asyncio.create_task(memory.turn(50, other))
         await settle()
@@ -119,7 +125,7 @@ def test_the_sends_of_a_connection_that_is_over_leave_the_line(run: Run) -> None
         with pytest.raises(ConnectionError, match="over"):
             await refused
         assert not waits.done()
-        memory.over(100)
+        memory.over(first)
         await waits
         assert sending_of(memory) == 50
 
@@ -216,7 +222,7 @@ def test_whatever_is_asked_for_comes_in_the_end(run: Run, seed: int) -> None:
         async def one() -> None:
             for _ in range(20):
                 size = rng.randrange(1, 200)
-                await memory.turn(size, None)
+                turn = await memory.turn(size, None)
                 try:
                     region = await memory.registered(size, system.register(size))
                     try:
@@ -225,7 +231,7 @@ def test_whatever_is_asked_for_comes_in_the_end(run: Run, seed: int) -> None:
                     finally:
                         region.close()
                 finally:
-                    memory.over(size)
+                    memory.over(turn)
 
         tasks = [asyncio.create_task(one()) for _ in range(8)]
         for _ in range(40):
