@@ -42,6 +42,7 @@ nitpick_ignore = [
         "aiordma.memory.byte_budget.Account",
         "aiordma.memory.cache._Use",
         "aiordma.memory.large_memory.LargeMemory",
+        "aiordma.requests.served.Served",
         "aiordma.rsocket.iomap.Mapping",
     )
 ]
