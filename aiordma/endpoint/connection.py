@@ -224,6 +224,9 @@ class Connection:
         turn of the event loop are posted at once, the others together when the turn ends, or 16
         are there, so that a task that then blocks the loop, or stops it, delays or loses them.
 
+        Messages arrive in the order of the calls, those of several tasks, too; but one of up to
+        `config.eager_size` bytes may arrive before a larger one of another task that waits.
+
         Raises:
             TypeError: No buffer.
             ValueError: `imm` does not fit.

@@ -120,8 +120,8 @@ class Exposer:
     """
 
     __slots__ = (
-        "_allowed", "_config", "_drainers", "_exposures", "_link", "_most", "_next", "_outcome",
-        "_receives", "_sender", "limit", "places", "sums", "window",
+        "_allowed", "_config", "_drainers", "_exposures", "_link", "_most", "_next", "_order",
+        "_outcome", "_receives", "_sender", "limit", "places", "sums", "window",
     )  # fmt: skip
 
     places: int
@@ -145,6 +145,7 @@ class Exposer:
         self.limit: int = config.slot_size if config.raw else 0
         self.sums: bool = False
         self.window: Credits = Credits(config.rendezvous_window)
+        self._order: Credits = Credits(1)
         self._receives = receives
         self._most = self.places = 0
 
@@ -197,38 +198,23 @@ class Exposer:
         raise error
 
     async def _exposed(self, payload: memoryview, imm: int | None) -> None:
-        if not self.window.try_acquire():
-            if self.places < self._most:
-                self._widen()
-            state = self._link.state
-            state.large_waiting += 1  # a later message does not go past it in fragments
+        state = self._link.state
+        state.large_waiting += 1  # a later message does not go past it in fragments
+        try:
+            if not self._order.try_acquire():
+                await self._order.acquire()
             try:
-                await self.window.acquire()
+                exposure = await self._announced(payload, imm)
             finally:
-                state.large_waiting -= 1
-        copied = payload.nbytes <= _COPIED
-        room = room_of(payload.nbytes) if copied else payload.nbytes
-        buffers = self._link.buffers
-        try:
-            turn = await buffers.memory.turn(room, self)
-        except BaseException:
-            self.window.release()
-            raise
-        try:
-            if copied:
-                region = await buffers.outgoing.take(payload.nbytes)
-                region.view[: payload.nbytes] = payload
-            else:
-                region = await buffers.memory.registered(
-                    room, lambda: self._link.register(lent(payload), Access.REMOTE_READ)
-                )
-        except BaseException:
-            self._over(turn)
-            raise
-        try:
-            await self._announced(payload.nbytes, imm, region, turn, copied=copied)
+                self._order.release()
         finally:
-            if not copied:
+            state.large_waiting -= 1
+        region, done = exposure.region, exposure.done
+        try:
+            await done
+        finally:
+            del done, exposure  # a cycle: the traceback of its exception has this frame
+            if payload.nbytes > _COPIED:
                 # The region is deregistered when it is not pinned any more: with DONE, or with the
                 # queue pair.
                 region.close()
@@ -237,10 +223,46 @@ class Exposer:
             with contextlib.suppress(TimeoutError):
                 await region.wait_closed(_DEREGISTER_S)
 
-    async def _announced(
+    async def _announced(self, payload: memoryview, imm: int | None) -> _Exposure:
+        """Expose a message, and announce it; a single one at a time, so that they keep their order.
+
+        Memory of more than 1 MiB is registered in a thread: a later message would be ready first.
+        """
+        if not self.window.try_acquire():
+            if self.places < self._most:
+                self._widen()
+            await self.window.acquire()
+        size = payload.nbytes
+        copied = size <= _COPIED
+        room = room_of(size) if copied else size
+        buffers = self._link.buffers
+        try:
+            turn = await buffers.memory.turn(room, self)
+        except BaseException:
+            self.window.release()
+            raise
+        try:
+            if copied:
+                region = await buffers.outgoing.take(size)
+                region.view[:size] = payload
+            else:
+                region = await buffers.memory.registered(
+                    room, lambda: self._link.register(lent(payload), Access.REMOTE_READ)
+                )
+        except BaseException:
+            self._over(turn)
+            raise
+        try:
+            return await self._opened(size, imm, region, turn, copied=copied)
+        except BaseException:
+            if not copied:
+                region.close()
+            raise
+
+    async def _opened(
         self, length: int, imm: int | None, region: MemoryRegion, turn: Turn, *, copied: bool
-    ) -> None:
-        """Announce a region, and wait until the peer has read it."""
+    ) -> _Exposure:
+        """Open the exposure of a region, and announce it."""
         try:
             self._link.buffers.pin(region)
         except BaseException:  # closed meanwhile
@@ -250,11 +272,11 @@ class Exposer:
             raise
         number = self._next
         self._next = number % 0xFFFFFFFF + 1
-        done: asyncio.Future[None] = self._link.loop.create_future()
         if not self._allowed:
             self._allowed = True
             self._link.open_access(Access.REMOTE_READ)
-        self._exposures[number] = _Exposure(region, done, turn, copied=copied)
+        exposure = _Exposure(region, self._link.loop.create_future(), turn, copied=copied)
+        self._exposures[number] = exposure
         try:
             head = RENDEZVOUS.pack(region.addr, region.rkey, number)
             if self.sums:
@@ -264,10 +286,7 @@ class Exposer:
             # Not announced; but the peer may have the key of the buffer from an earlier message.
             self._withdraw(number, keep=False)
             raise
-        try:
-            await done
-        finally:
-            del done  # a cycle: the traceback of its exception has this frame
+        return exposure
 
     def agree(self, hello: Hello) -> None:
         """Take the peer's numbers; before the first send."""
@@ -325,6 +344,7 @@ class Exposer:
 
     def refuse(self, failure: Callable[[], BaseException]) -> None:
         """Have calls that wait for their turn raise the exception that `failure` makes."""
+        self._order.fail(failure)
         self.window.fail(failure)
         self._link.buffers.memory.refuse(self, failure)
 

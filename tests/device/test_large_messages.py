@@ -74,6 +74,23 @@ async def test_g04_each_side_decides_for_what_it_receives(
         await asyncio.gather(client.close(), server.close())
 
 
+@pytest.mark.parametrize("config", [ConnectionConfig(), FETCHED], ids=["defaults", "fetched"])
+async def test_large_messages_of_many_tasks_keep_the_order_of_the_calls(
+    address: str, config: ConnectionConfig
+) -> None:
+    """Memory of more than 1 MiB is registered in a thread, and may be ready behind other memory."""
+    rng = random.Random(5)
+    sizes = [rng.choice((10_000, 20_000, 300_000, 1_100_000, 3 << 20)) for _ in range(40)]
+    async with paired(address, config) as (client, server), asyncio.TaskGroup() as group:
+        for number, size in enumerate(sizes):
+            group.create_task(client.send([bytes([number]), bytes(size)]))
+        received = []
+        for _ in sizes:
+            with await server.recv() as message:
+                received.append((message[0], len(message) - 1))
+        assert received == list(enumerate(sizes))
+
+
 @pytest.mark.parametrize("size", SIZES)
 async def test_g04_a_buffer_that_changes_on_the_way_is_not_delivered(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, size: int

@@ -159,6 +159,7 @@ async def test_a_refusal_is_logged_and_counted(
         assert (seen.refused, seen.kind, seen.state) == (1, "messages", "listening")
         assert seen.addresses == ((address, listener.port),)
     (number,) = lives.numbers()
+    await until(lambda: "is closed" in lives.of(number)[-1], LIMIT_S)
     in_order(lives.of(number), "connects to", "ends: connection rejected", "is closed")
     (refusal,) = [each for each in caplog.records if each.getMessage().startswith("refused")]
     assert (refusal.levelno, refusal.name) == (logging.INFO, "aiordma.listener")

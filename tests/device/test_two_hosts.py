@@ -39,8 +39,8 @@ def packets(card: str) -> int:
         return int(file.read())
 
 
-SMALL = (10, 3000, 15_000)
-LARGE = (90_000, 300_000)
+SMALL = (10, 3000, CONFIG.eager_size)  # which never travel by a READ
+LARGE = (15_000, 90_000, 300_000)
 
 
 async def exchange(pair: Pair, count: int, sizes: tuple[int, ...] = SMALL + LARGE) -> None:
