@@ -139,8 +139,9 @@ def instrument(
 ) -> Instrumentation:
     """Show aiordma's metrics to a meter provider, and its operations to a tracer provider.
 
-    Spans: `aiordma connect` and `aiordma accept`, with `server.address` or `network.peer.address`,
-    and `aiordma request` and `aiordma reply` of code that uses `aiordma.metrics.Operation`.
+    Spans: `aiordma connect`, `aiordma accept`, `aiordma request` of `Connection.request`, and
+    `aiordma reply` of each call of a request handler, with `server.address` or
+    `network.peer.address`; and the blocks of code that uses `aiordma.metrics.Operation`.
 
     Args:
         meter_provider: By default the program's global provider.

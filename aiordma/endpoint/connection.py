@@ -70,7 +70,7 @@ from aiordma.errors import (
 from aiordma.link.adapter_side import reason_of
 from aiordma.link.ending import Ending, LastSteps
 from aiordma.link.keepalive import Keepalive, loop_id
-from aiordma.link.tally import count
+from aiordma.link.tally import Operation, count, peer_attributes
 from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
@@ -341,7 +341,12 @@ class Connection:
 
         Cancellation: this side tells the peer, whose `Request.canceled` shows it.
         """
-        return await self._exchange.calls.request(buf, timeout)
+        calls = self._exchange.calls
+        with Operation("request", self._peer_attributes):
+            return await calls.request(buf, timeout)
+
+    def _peer_attributes(self) -> dict[str, Any]:
+        return peer_attributes(self._facts["peername"])
 
     def requests(self, *, limit: int = 256, limit_bytes: int = 64 << 20) -> Requests:
         """Requests of the peer: an async iterator over `Request`, until the connection is closed.

@@ -251,7 +251,7 @@ class Snapshot:
         connect_s: Durations of connects, retries included.
         accept_s: Durations of handshakes with clients.
         request_s: Durations of requests, from the request to its reply.
-        reply_s: Durations of replies, from the request's arrival on.
+        reply_s: Durations of replies, from the call of the handler to the end of its reply.
         connections: By number, and so streams.
         streams: Streams.
         listeners: Listeners and servers.

@@ -18,6 +18,7 @@ from aiordma.endpoint.connect import Opening
 from aiordma.endpoint.connection import Connection
 from aiordma.errors import RdmaError, RequestError, RequestRefusedError
 from aiordma.link.limits import ListenerLimits
+from aiordma.link.tally import Operation
 from aiordma.requests.served import Request
 from aiordma.service.server import Server, serve
 
@@ -149,11 +150,12 @@ async def _handle(connection: Connection, handler: RequestHandler, request: Requ
     try:
         if request.canceled:
             return
-        answer = await handler(request)
-        if not request.answered:
-            await request.reply(b"" if answer is None else answer)
-        elif answer is not None:
-            _log.error("%r: the handler has answered it, and returned another answer", request)
+        with Operation("reply", connection._peer_attributes):
+            answer = await handler(request)
+            if not request.answered:
+                await request.reply(b"" if answer is None else answer)
+            elif answer is not None:
+                _log.error("%r: the handler has answered it, and returned another answer", request)
     except asyncio.CancelledError:
         if not request.canceled:
             _fail(request, RequestRefusedError("the server is stopping"))

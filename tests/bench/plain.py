@@ -139,6 +139,7 @@ def jobs() -> list[Job]:
         *(program("echo", size) for size in sizes),
         *(program("echo", size, over=ZMQ) for size in (SMALL, LARGE)),
         *(program("callers", number, over="handed") for number in CALLERS),
+        *(program("requests", number) for number in CALLERS),
         program(*ONE_SIDED),
         *many(),
         *deaths(),
@@ -264,6 +265,7 @@ def _rates() -> list[Goal]:
     one_way = name("one-way", SMALL)
     one, hundred, thousand = (name("callers", number) for number in CALLERS)
     hundred_tcp = name("callers", CALLERS[1], over="tcp")
+    requests, thousand_requests = (name("requests", number) for number in CALLERS[1:])
     return [
         _row(figure, beside, ours, theirs, limit, "Mpps", "higher")
         for figure, beside, ours, theirs, limit in (
@@ -272,6 +274,8 @@ def _rates() -> list[Goal]:
             ("calls, 100 callers", "TCP", hundred, hundred_tcp, 1.5),
             ("calls, 100 callers", "1 caller", hundred, one, 2.0),
             ("calls, 1,000 callers", "100 callers", thousand, hundred, 0.95),
+            ("requests, 100 callers", "TCP", requests, hundred_tcp, math.inf),
+            ("requests, 1,000 callers", "100 callers", thousand_requests, requests, 0.95),
         )
     ]
 

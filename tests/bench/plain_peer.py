@@ -10,6 +10,7 @@ message is read as `bytes`.
   last message.  The figures are microseconds a message, and messages a second.
 - `callers`, with 1 to 1000 tasks on one connection: each task sends a request with a number, and
   waits for the answer with this number.  The figures are microseconds a call, and calls a second.
+- `requests` is `callers` by `Connection.request`, and on the server by `handle_requests`.
 - `echo`, with the bytes of a message: each message goes there and back.  The server is that of the
   README, and the client reads the answer.  The figure is half a round trip in microseconds.
   Over "handed" both ends are tasks of the client, without a wire.
@@ -227,11 +228,19 @@ async def call_often(conn: Messages, tasks: int) -> Told:
     """Call from so many tasks."""
     caller = Caller(conn)
     reader = asyncio.create_task(caller.read())
+    told = await timed_calls(caller.call, tasks)
+    reader.cancel()
+    await asyncio.wait([reader])
+    return told
+
+
+async def timed_calls(call: Callable[[bytes], Awaitable[bytes]], tasks: int) -> Told:
+    """The time of calls of so many tasks."""
     request = bytes(SMALL - NUMBER.size)
 
     async def work(calls: int) -> None:
         for _ in range(calls):
-            await caller.call(request)
+            await call(request)
 
     took = 0.0
     calls = CALLERS[tasks] // tasks
@@ -241,9 +250,29 @@ async def call_often(conn: Messages, tasks: int) -> Told:
             for _ in range(tasks):
                 group.create_task(work(each))
         took = time.perf_counter() - begun
-    reader.cancel()
-    await asyncio.wait([reader])
     return rated(took / (calls * tasks))
+
+
+async def reply_to(request: aiordma.Request) -> bytes:
+    """The handler of `requests`: read a request, and answer it."""
+    bytes(request.body)
+    return ANSWER
+
+
+async def reply(conn: Messages) -> None:
+    """Serve requests."""
+    assert isinstance(conn, aiordma.Connection)
+    await aiordma.handle_requests(conn, reply_to)
+
+
+async def request_often(conn: Messages, tasks: int) -> Told:
+    """Send requests from so many tasks."""
+    assert isinstance(conn, aiordma.Connection)
+
+    async def call(request: bytes) -> bytes:
+        return bytes(await conn.request(request))
+
+    return await timed_calls(call, tasks)
 
 
 # There and back
@@ -304,6 +333,7 @@ def ask(way: Callable[[Messages, bytes, int], Awaitable[None]]) -> Use:
 FORMS: dict[str, tuple[Serve, Use]] = {
     "one-way": (collect, deliver),
     "callers": (answer, call_often),
+    "requests": (reply, request_often),
     "echo": (echo, ask(exchange)),
     "timeout": (echo, ask(exchange_timed)),
     "untimed": (echo, ask(exchange_untimed)),

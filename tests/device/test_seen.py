@@ -493,3 +493,45 @@ async def test_top_shows_them_in_a_pipe_and_on_a_terminal(
             assert await process.wait() == 0
             os.close(master)
             assert str(number_of(client)).encode() in text
+
+
+async def test_requests_and_replies_are_counted_timed_and_traced(address: str) -> None:
+    told: list[tuple[str, dict[str, Any]]] = []
+    ended: list[type[BaseException] | None] = []
+
+    class Tracer:
+        def begin(self, operation: str, attributes: Any) -> str:
+            told.append((operation, dict(attributes)))
+            return operation
+
+        def end(self, begun: str, error: BaseException | None) -> None:
+            if begun in {"request", "reply"}:
+                ended.append(None if error is None else type(error))
+
+    async def handler(request: aiordma.Request) -> bytes:
+        if request.body == b"fail":
+            raise KeyError("k")
+        return b"done"
+
+    before = metrics.snapshot()
+    tracer = Tracer()
+    metrics.add_tracer(tracer)
+    try:
+        async with (
+            aiordma.serve_requests(handler, address, 0) as server,
+            aiordma.connect(address, server.port) as client,
+        ):
+            assert await client.request(b"good", timeout=LIMIT_S) == b"done"
+            with pytest.raises(aiordma.RequestError):
+                await client.request(b"fail", timeout=LIMIT_S)
+            await until(lambda: len(ended) == 4, LIMIT_S)
+    finally:
+        metrics.remove_tracer(tracer)
+    peers = {kind: facts["network.peer.address"] for kind, facts in told if kind != "connect"}
+    assert peers == dict.fromkeys(("accept", "request", "reply"), address)
+    assert sorted(map(str, ended)) == sorted(map(str, [None, None, KeyError, aiordma.RequestError]))
+    after = metrics.snapshot()
+    for name in ("request_s", "reply_s"):
+        was, now = getattr(before, name), getattr(after, name)
+        assert (now.count - was.count, now.failed - was.failed) == (1, 1)
+        assert now.total_s > was.total_s
