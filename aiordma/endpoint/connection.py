@@ -67,10 +67,10 @@ from aiordma.errors import (
     cm_error,
     os_error,
 )
+from aiordma.link import tally
 from aiordma.link.adapter_side import reason_of
 from aiordma.link.ending import Ending, LastSteps
 from aiordma.link.keepalive import Keepalive, loop_id
-from aiordma.link.tally import Operation, count, peer_attributes
 from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
@@ -313,7 +313,10 @@ class Connection:
 
     # Requests; with the first, the connection carries requests instead of messages
 
-    async def request(self, buf: Any, *, timeout: float | None = None) -> Message:
+    @markcoroutinefunction
+    def request(
+        self, buf: Any, *, timeout: float | None = None
+    ) -> Coroutine[Any, Any, Message]:
         """Send a request, and wait for its answer.
 
         Many requests may be under way, in both directions; the peer takes them with `requests()`
@@ -342,11 +345,16 @@ class Connection:
         Cancellation: this side tells the peer, whose `Request.canceled` shows it.
         """
         calls = self._exchange.calls
-        with Operation("request", self._peer_attributes):
-            return await calls.request(buf, timeout)
+        if not tally.observed:
+            return calls.request(buf, timeout)
+        return self._request_observed(calls.request(buf, timeout))
+
+    async def _request_observed(self, answer: Coroutine[Any, Any, Message]) -> Message:
+        with tally.Operation("request", self._peer_attributes):
+            return await answer
 
     def _peer_attributes(self) -> dict[str, Any]:
-        return peer_attributes(self._facts["peername"])
+        return tally.peer_attributes(self._facts["peername"])
 
     def requests(self, *, limit: int = 256, limit_bytes: int = 64 << 20) -> Requests:
         """Requests of the peer: an async iterator over `Request`, until the connection is closed.
@@ -395,8 +403,8 @@ class Connection:
             self._link.check(code)
         return code == 0
 
-    async def _next_frame(self) -> Message:
-        return await self._receiver.recv()
+    def _next_frame(self) -> Coroutine[Any, Any, Message]:
+        return self._state.receiving(self._receiver)
 
     @property
     def _frame_room(self) -> int:
@@ -1060,7 +1068,7 @@ class Connection:
             return
         outcome.cause = cause
         if "opened_at" in self._facts and self._broke_by is not None:
-            count("connections_lost")
+            tally.count("connections_lost")
         self._link.note("ends: %s", reason_of(cause))
         self._state.over = True
         if self._established is not None and not self._established.done():

@@ -193,8 +193,8 @@ class Receiver:
         large: Large messages that were announced and not taken, in order.
         fetcher: Fetches large messages; None before the first.
         slots: All bytes of the first slots, of which a message has its own.
-        exchange: The requests, if the messages are requests, which a task of the library receives:
-            C leaves each receive of the program to Python, which refuses it.
+        exchange: The requests, if the messages are requests.  A task of the library receives them,
+            so that C leaves each receive of the program to Python, which refuses it.
     """
 
     __slots__ = (
@@ -329,7 +329,7 @@ class Receiver:
                 self.wake()
                 if self.is_awaited and not self._ready:
                     self._want()  # a large message is the first only since the other was taken
-        state.python = bool(self._over or self._lingering or self._waiters.places or self.exchange)
+        state.python = bool(self._over or self._lingering or self._waiters.places)
         if message is None:
             if self._ended is not None and first is None:
                 raise self._ended()
@@ -408,6 +408,10 @@ class Receiver:
                 self.left()
                 raise
         return message
+
+    # Called by C for the task that reads requests, as for others it calls the connection.
+    _recv_in_python = recv
+    _left = left
 
     # End
 

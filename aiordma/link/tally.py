@@ -7,6 +7,9 @@ Theory of operation
 
     A tracer (`aiordma.contrib.opentelemetry`) gets the same operations.  While there is none
     it costs a look at an empty tuple.  A tracer that raises is logged, and does no harm.
+
+    Requests and replies are frequent, and to look at the clock takes longer than to send a short
+    message.  So they are counted, timed and traced from the first look at them on: `observed`.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ __all__ = [
     "count",
     "counts",
     "durations",
+    "observe",
+    "observed",
     "peer_attributes",
     "remove_tracer",
 ]
@@ -107,8 +112,16 @@ class Durations:
 
 #: By operation.
 durations = {operation: Durations() for operation in OPERATIONS}
+#: Whether requests and replies are to be counted, timed and traced.
+observed = False
 _counts = dict.fromkeys(EVENTS, 0)
 _tracers: tuple[Tracer, ...] = ()
+
+
+def observe() -> None:
+    """Have requests and replies counted, timed and traced from now on."""
+    global observed
+    observed = True
 
 
 def count(event: str) -> None:
@@ -126,6 +139,7 @@ def counts() -> dict[str, int]:
 def add_tracer(tracer: Tracer) -> None:
     """Have `tracer` told of the operations that begin from now on."""
     global _tracers
+    observe()
     with _lock:
         _tracers = (*_tracers, tracer)
 

@@ -352,8 +352,10 @@ def _budgets(loops: set[asyncio.AbstractEventLoop]) -> list[Budget]:
 def snapshot() -> Snapshot:
     """Return all counters of this process, as of now; in any thread, and in any loop.
 
-    Takes some ten microseconds for each connection.  Waits for nothing.
+    Takes some ten microseconds for each connection.  Waits for nothing.  Requests and replies are
+    counted and timed from the first call on.
     """
+    tally.observe()
     connections: list[ConnectionMetrics] = []
     streams: list[StreamMetrics] = []
     listeners: list[ListenerMetrics] = []

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple
 
 from aiordma._core import Message
 from aiordma.arguments import bytes_of, check_seconds
@@ -43,14 +43,15 @@ from aiordma.requests.wire import (
 __all__ = ["Calls"]
 
 
-class _Call:
+#: As a number: to look up a member of an Enum takes longer.
+_REQUEST = int(Kind.REQUEST)
+
+
+class _Call(NamedTuple):
     """A request without its final frame."""
 
-    __slots__ = ("answer", "size")
-
-    def __init__(self, answer: asyncio.Future[Message], size: int) -> None:
-        self.answer = answer
-        self.size = size
+    answer: asyncio.Future[Message]
+    size: int
 
 
 class Calls:
@@ -58,13 +59,14 @@ class Calls:
 
     __slots__ = (
         "_bytes", "_calls", "_carrier", "_failure", "_granted", "_granted_bytes", "_held", "_line",
-        "_loop", "_number", "_outbox",
+        "_loop", "_number", "_outbox", "_room",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, carrier: Carrier, outbox: Outbox) -> None:
         self._loop = loop
         self._carrier = carrier
         self._outbox = outbox
+        self._room = carrier._frame_room - HEADER_SIZE
         self._calls: dict[int, _Call] = {}
         self._number = 0
         self._granted, self._granted_bytes = INITIAL_REQUESTS, INITIAL_BYTES
@@ -76,21 +78,19 @@ class Calls:
         """Requests that are sent, or wait to be, and are not answered."""
         return len(self._calls) + len(self._line)
 
-    async def request(self, buf: Any, timeout: float | None) -> Message:
+    def request(self, buf: Any, timeout: float | None) -> Coroutine[Any, Any, Message]:
         """As `Connection.request`."""
-        check_seconds("timeout", timeout)
-        with bytes_of("a request", buf) as view:
-            size = view.nbytes
-            if HEADER_SIZE + size <= self._carrier._frame_room:
-                buf = bytes(view)  # as it is now, and not after a wait in line
-        self._carrier._require_size(size)
         if timeout is None:
-            return await self._request(buf, size, None)
+            return self._request(buf, None)
+        check_seconds("timeout", timeout)
+        return self._request_within(buf, timeout)
+
+    async def _request_within(self, buf: Any, timeout: float) -> Message:
         deadline = self._loop.time() + timeout
         scope = asyncio.timeout_at(deadline)
         try:
             async with scope:
-                return await self._request(buf, size, deadline)
+                return await self._request(buf, deadline)
         except TimeoutError:
             if not scope.expired():
                 raise
@@ -98,28 +98,40 @@ class Calls:
                 errno.ETIMEDOUT, f"no answer to the request within {timeout:.3g} s"
             ) from None
 
-    async def _request(self, buf: Any, size: int, deadline: float | None) -> Message:
-        await self._enter(size)
-        number = self._number
-        while True:
+    async def _request(self, buf: Any, deadline: float | None) -> Message:
+        carrier = self._carrier
+        if type(buf) is bytes:
+            size = len(buf)
+        else:
+            with bytes_of("a request", buf) as view:
+                size = view.nbytes
+                if size <= self._room:
+                    buf = bytes(view)  # as it is now, and not after a wait in line
+        if size > self._room:
+            carrier._require_size(size)
+        if self._failure is None and not self._line.places and self._fits(size):
+            self._held += 1
+            self._bytes += size
+        else:
+            await self._stand_in_line(size)
+        number = (self._number + 1) % ANSWER_BODY
+        while number in self._calls:
             number = (number + 1) % ANSWER_BODY
-            if number not in self._calls:
-                break
         self._number = number
         answer: asyncio.Future[Message] = self._loop.create_future()
         call = self._calls[number] = _Call(answer, size)
         begun = whole = False
         try:
             left = 0 if deadline is None else microseconds(deadline - self._loop.time())
-            if HEADER_SIZE + size <= self._carrier._frame_room:
-                head = frame(Kind.REQUEST, number, left)
-                await self._carrier._send_frame(b"".join((head, buf)), None)
+            if size <= self._room:
+                whole_frame = frame(_REQUEST, number, left) + buf
+                if not carrier._try_frame(whole_frame):
+                    await carrier._send_frame(whole_frame, None)
                 begun = whole = True
             else:
-                head = frame(Kind.REQUEST, number, left, BODY_FOLLOWS)
-                await self._carrier._send_frame(head, None)
+                await carrier._send_frame(frame(_REQUEST, number, left, BODY_FOLLOWS), None)
                 begun = whole = True  # of the body each byte may have arrived, whatever follows
-                await self._carrier._send_frame(buf, number)
+                await carrier._send_frame(buf, number)
             return await answer
         except BaseException as exc:
             self._abandon(number, call, begun)
@@ -129,8 +141,8 @@ class Calls:
         finally:
             del answer, call  # its exception has this frame: a cycle
 
-    async def _enter(self, size: int) -> None:
-        """Wait until the peer's grant has room."""
+    async def _stand_in_line(self, size: int) -> None:
+        """Wait until the peer's grant has room, and take it."""
         if self._failure is not None:
             raise self._failure()
         if self._line.next_size is None and self._fits(size):
@@ -153,7 +165,8 @@ class Calls:
     def _leave(self, size: int) -> None:
         self._held -= 1
         self._bytes -= size
-        self._let_in()
+        if self._line.places:
+            self._let_in()
 
     def _let_in(self) -> None:
         while (size := self._line.next_size) is not None and self._fits(size):

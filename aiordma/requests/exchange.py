@@ -36,6 +36,9 @@ from aiordma.requests.wire import (
 
 __all__ = ["Exchange"]
 
+#: As numbers: to look up a member of an Enum takes longer.
+_ANSWER, _REQUEST = int(Kind.ANSWER), int(Kind.REQUEST)
+
 
 class Exchange:
     """The requests of one connection.
@@ -88,13 +91,13 @@ class Exchange:
                 self.served.on_body(imm, message)
             return
         kind, flags, number, argument = parse(message)
-        if kind is Kind.ANSWER:
+        if kind == _ANSWER:
             self.calls.on_answer(number, Message(memoryview(message[HEADER_SIZE:])))
-        elif kind is Kind.REQUEST:
+        elif kind == _REQUEST:
             self.served.on_request(number, flags, argument, message)
-        elif kind is Kind.ERROR:
+        elif kind == Kind.ERROR:
             self.calls.on_error(number, flags, argument, message[HEADER_SIZE:])
-        elif kind is Kind.CANCEL:
+        elif kind == Kind.CANCEL:
             self.served.on_cancel(number)
         else:
             self.calls.on_grant(number, argument)

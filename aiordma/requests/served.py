@@ -117,12 +117,19 @@ class Request:
 
         Cancellation: the request fails at the peer, unless the whole answer was sent.
         """
-        check_loop(self._served.loop, "request")
-        with bytes_of("an answer", buf) as view:
-            size = view.nbytes
-        self._served.carrier._require_size(size)
+        served = self._served
+        check_loop(served.loop, "request")
+        if type(buf) is bytes:
+            size = len(buf)
+        else:
+            with bytes_of("an answer", buf) as view:
+                size = view.nbytes
+                if size <= served.room:
+                    buf = bytes(view)
+        if size > served.room:
+            served.carrier._require_size(size)
         if self._take():
-            await self._served.answer(self._number, buf, size, self._size)
+            await served.answer(self._number, buf, size, self._size)
 
     def fail(self, exc: BaseException) -> None:
         """Answer with an error.
@@ -205,6 +212,8 @@ class _Coming:
         self.deadline = deadline
 
 
+#: As a number: to look up a member of an Enum takes longer.
+_ANSWER = int(Kind.ANSWER)
 #: In `Served._numbers`: the final frame waits for room.
 _REFUSED = None
 _Entry = _Coming | Request | weakref.ref[Request] | None
@@ -216,16 +225,18 @@ class Served:
     Attributes:
         loop: The connection's loop.
         carrier: The connection.
+        room: Bytes of a body that fits into a slot beside its header.
     """
 
     __slots__ = (
         "_ended", "_hard_limit", "_held", "_held_bytes", "_limit", "_limit_bytes", "_line",
-        "_numbers", "_outbox", "_queue", "carrier", "loop",
+        "_numbers", "_outbox", "_queue", "carrier", "loop", "room",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, carrier: Carrier, outbox: Outbox) -> None:
         self.loop = loop
         self.carrier = carrier
+        self.room = carrier._frame_room - HEADER_SIZE
         self._outbox = outbox
         self._limit, self._limit_bytes = INITIAL_REQUESTS, INITIAL_BYTES
         self._hard_limit = INITIAL_REQUESTS
@@ -278,7 +289,8 @@ class Served:
             request = Request(self, number, deadline, body)
             self._numbers[number] = request
             self._queue[request] = None
-            self._line.grant(None)
+            if self._line.places:
+                self._line.grant(None)
             return
         body.release()
         self.final(number, ErrorCode.OVERLOADED, "", text)
@@ -306,26 +318,30 @@ class Served:
     # To the program
 
     async def take(self) -> Request:
-        """The next request.
+        """The next request; waits for it.
 
         Raises:
             StopAsyncIteration: The connection is closed, and there is no more.
             ConnectionLostError: It broke.
         """
-        while True:
-            now = self.loop.time()
-            while self._queue:
-                request = next(iter(self._queue))
-                if request.deadline is None or request.deadline > now:
-                    del self._queue[request]
-                    self._numbers[request._number] = weakref.ref(request)
-                    return request
-                self._drop(request)
-                text = "the time was over before the request was served"
-                self.final(request._number, ErrorCode.DEADLINE, "", text)
+        while (request := self.take_now()) is None:
             if self._ended is not None:
                 raise self._ended() or StopAsyncIteration
             await self._line.wait()
+        return request
+
+    def take_now(self) -> Request | None:
+        """The next request that is here and not too late, if there is one."""
+        while self._queue:
+            request = next(iter(self._queue))
+            if request.deadline is None or request.deadline > self.loop.time():
+                del self._queue[request]
+                self._numbers[request._number] = weakref.ref(request)
+                return request
+            self._drop(request)
+            text = "the time was over before the request was served"
+            self.final(request._number, ErrorCode.DEADLINE, "", text)
+        return None
 
     # Answers
 
@@ -334,9 +350,10 @@ class Served:
         # Not afterwards: with the last byte the peer may send the next request in its place.
         self._numbers.pop(number, None)
         try:
-            if HEADER_SIZE + size <= self.carrier._frame_room:
-                head = frame(Kind.ANSWER, number)
-                await self.carrier._send_frame(b"".join((head, buf)), None)
+            if size <= self.room:
+                whole = frame(_ANSWER, number) + buf
+                if not self.carrier._try_frame(whole):
+                    await self.carrier._send_frame(whole, None)
             else:
                 await self.carrier._send_frame(buf, number | ANSWER_BODY)
         except BaseException:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import errno
 import struct
+import sys
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from aiordma._core import Message
 from aiordma.errors import (
@@ -68,8 +69,16 @@ class ErrorCode(IntEnum):
     UNKNOWN = 6
 
 
-_KINDS = {int(kind): kind for kind in Kind}
-_FLAGS = {Kind.REQUEST: BODY_FOLLOWS, Kind.ERROR: GIVEN_UP}
+#: The flags that there are, by kind.
+_FLAGS = {int(kind): 0 for kind in Kind} | {Kind.REQUEST: BODY_FOLLOWS, Kind.ERROR: GIVEN_UP}
+#: Bytes of the largest message, by kind; of one with BODY_FOLLOWS, the header is all of it.
+_MOST_BYTES = {
+    Kind.REQUEST: sys.maxsize,
+    Kind.ANSWER: sys.maxsize,
+    Kind.ERROR: HEADER_SIZE + MAX_TEXT,
+    Kind.CANCEL: HEADER_SIZE,
+    Kind.GRANT: HEADER_SIZE,
+}
 _CLASSES: dict[int, type[RequestError]] = {
     ErrorCode.REFUSED: RequestRefusedError,
     ErrorCode.OVERLOADED: RequestOverloadedError,
@@ -83,13 +92,8 @@ class ViolationError(Exception):
     """The peer broke the format; the text says how."""
 
 
-class Frame(NamedTuple):
-    """A header."""
-
-    kind: Kind
-    flags: int
-    number: int
-    argument: int
+#: A header: its kind, flags, number and argument.
+Frame = tuple[int, int, int, int]
 
 
 class Carrier(Protocol):
@@ -138,25 +142,33 @@ def parse(message: Message) -> Frame:
     if size < HEADER_SIZE:
         msg = f"a frame of {size} bytes is shorter than its header"
         raise ViolationError(msg)
-    magic, version, number_of_kind, flags, number, argument = _HEADER.unpack_from(message)
+    magic, version, kind, flags, number, argument = _HEADER.unpack_from(message)
+    if (
+        magic != MAGIC
+        or version != VERSION
+        or kind not in _FLAGS
+        or flags & ~_FLAGS[kind]
+        or number >= ANSWER_BODY
+        or size > (HEADER_SIZE if flags == BODY_FOLLOWS else _MOST_BYTES[kind])
+    ):
+        raise _violation(size, magic, version, kind, flags, number)
+    return kind, flags, number, argument
+
+
+def _violation(
+    size: int, magic: int, version: int, kind: int, flags: int, number: int
+) -> ViolationError:
     if magic != MAGIC:
         msg = "a message that is no request: the peer's program sends messages to a connection "
-        raise ViolationError(msg + "that this side uses for requests")
+        return ViolationError(msg + "that this side uses for requests")
     if version != VERSION:
-        msg = f"version {version} of requests, this side has {VERSION}"
-        raise ViolationError(msg)
-    kind = _KINDS.get(number_of_kind)
-    if kind is None:
-        msg = f"a frame of kind {number_of_kind}"
-        raise ViolationError(msg)
-    if flags & ~_FLAGS.get(kind, 0) or number >= ANSWER_BODY:
-        msg = f"flags {flags:#x} and number {number} of a frame of kind {kind.name}"
-        raise ViolationError(msg)
-    bodiless = kind in (Kind.CANCEL, Kind.GRANT) or (kind is Kind.REQUEST and flags)
-    if (size > HEADER_SIZE and bodiless) or (kind is Kind.ERROR and size > HEADER_SIZE + MAX_TEXT):
-        msg = f"{size - HEADER_SIZE} bytes behind a frame of kind {kind.name}"
-        raise ViolationError(msg)
-    return Frame(kind, flags, number, argument)
+        return ViolationError(f"version {version} of requests, this side has {VERSION}")
+    if kind not in _FLAGS:
+        return ViolationError(f"a frame of kind {kind}")
+    name = Kind(kind).name
+    if flags & ~_FLAGS[kind] or number >= ANSWER_BODY:
+        return ViolationError(f"flags {flags:#x} and number {number} of a frame of kind {name}")
+    return ViolationError(f"{size - HEADER_SIZE} bytes behind a frame of kind {name}")
 
 
 def code_of(exc: BaseException) -> int:

@@ -17,8 +17,8 @@ from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connect import Opening
 from aiordma.endpoint.connection import Connection
 from aiordma.errors import RdmaError, RequestError, RequestRefusedError
+from aiordma.link import tally
 from aiordma.link.limits import ListenerLimits
-from aiordma.link.tally import Operation
 from aiordma.requests.served import Request
 from aiordma.service.server import Server, serve
 
@@ -115,22 +115,26 @@ async def handle_requests(
     """
     check_kind("connection", connection, Connection, none=False)
     _check_handler(handler, max_concurrent)
-    requests = connection.requests(limit=limit, limit_bytes=limit_bytes)
-    room = asyncio.Semaphore(max_concurrent)
+    served = connection.requests(limit=limit, limit_bytes=limit_bytes)._served
+    loop = served.loop
     tasks: set[asyncio.Task[None]] = set()
+    room = asyncio.Event()
 
     def ended(task: asyncio.Task[None]) -> None:
         tasks.discard(task)
-        room.release()
+        room.set()
 
     try:
         while True:
-            await room.acquire()
+            while len(tasks) >= max_concurrent:
+                room.clear()
+                await room.wait()
             try:
-                request = await anext(requests)
+                request = served.take_now() or await served.take()
             except StopAsyncIteration:
                 break
-            task = asyncio.create_task(_handle(connection, handler, request))
+            task = loop.create_task(_handle(connection, handler, request))
+            request._on_cancel = task.cancel
             del request  # the task has it; a request is answered when it is forgotten
             tasks.add(task)
             task.add_done_callback(ended)
@@ -144,18 +148,14 @@ async def handle_requests(
 
 
 async def _handle(connection: Connection, handler: RequestHandler, request: Request) -> None:
-    task = asyncio.current_task()
-    assert task is not None
-    request._on_cancel = task.cancel
     try:
-        if request.canceled:
+        if request._canceled:
             return
-        with Operation("reply", connection._peer_attributes):
-            answer = await handler(request)
-            if not request.answered:
-                await request.reply(b"" if answer is None else answer)
-            elif answer is not None:
-                _log.error("%r: the handler has answered it, and returned another answer", request)
+        if tally.observed:
+            with tally.Operation("reply", connection._peer_attributes):
+                await _answer(handler, request)
+        else:
+            await _answer(handler, request)
     except asyncio.CancelledError:
         if not request.canceled:
             _fail(request, RequestRefusedError("the server is stopping"))
@@ -170,6 +170,14 @@ async def _handle(connection: Connection, handler: RequestHandler, request: Requ
         _fail(request, exc)
     finally:
         request._end()  # not later: the exception of a task that was canceled keeps it
+
+
+async def _answer(handler: RequestHandler, request: Request) -> None:
+    answer = await handler(request)
+    if not request._answered:
+        await request.reply(b"" if answer is None else answer)
+    elif answer is not None:
+        _log.error("%r: the handler has answered it, and returned another answer", request)
 
 
 def _fail(request: Request, exc: BaseException) -> None:
