@@ -36,7 +36,7 @@ from aiordma.link.transport_socket import RdmaTransportSocket
 from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.raised import ENDS_THE_LOOP
-from aiordma.loop.running import check_loop, check_thread, from_finalizer
+from aiordma.loop.running import check_loop, check_thread, from_finalizer, running_loop
 from aiordma.verbs.ah import GRH
 from aiordma.verbs.wc import WCRecord
 
@@ -47,7 +47,6 @@ _BUDGET = 64  # datagrams for the program before other tasks have a turn
 _WARN_AFTER = 5  # calls of sendto() after the end
 _MOST_KEYS = 4096
 _WHAT = "datagram transport"
-_running_loop = asyncio._get_running_loop  # in C, because each datagram calls it
 
 
 # As in asyncio, the first base class has `pause_writing` and the water marks.
@@ -169,7 +168,7 @@ class RdmaDatagramTransport(transports._FlowControlMixin, asyncio.DatagramTransp
             if self._lost == _WARN_AFTER:
                 _log.warning("sendto() on a closed datagram transport")
             return
-        if _running_loop() is not self._loop:
+        if running_loop() is not self._loop:
             check_thread(self._loop, _WHAT)
         if isinstance(data, memoryview):
             data = data.cast("B") if data.c_contiguous else bytes(data)

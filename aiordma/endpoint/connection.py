@@ -314,9 +314,7 @@ class Connection:
     # Requests; with the first, the connection carries requests instead of messages
 
     @markcoroutinefunction
-    def request(
-        self, buf: Any, *, timeout: float | None = None
-    ) -> Coroutine[Any, Any, Message]:
+    def request(self, buf: Any, *, timeout: float | None = None) -> Coroutine[Any, Any, Message]:
         """Send a request, and wait for its answer.
 
         Many requests may be under way, in both directions; the peer takes them with `requests()`
@@ -344,10 +342,8 @@ class Connection:
 
         Cancellation: this side tells the peer, whose `Request.canceled` shows it.
         """
-        calls = self._exchange.calls
-        if not tally.observed:
-            return calls.request(buf, timeout)
-        return self._request_observed(calls.request(buf, timeout))
+        request = self._exchange.calls.request(buf, timeout)
+        return self._request_observed(request) if tally.observed else request
 
     async def _request_observed(self, answer: Coroutine[Any, Any, Message]) -> Message:
         with tally.Operation("request", self._peer_attributes):
@@ -397,14 +393,13 @@ class Connection:
     def _send_frame(self, data: Any, imm: int | None) -> Coroutine[Any, Any, None]:
         return Connection.send(self, data, imm)
 
-    def _try_frame(self, data: bytes) -> bool:
-        code = self._state.send_buffer(data, None)
-        if code > 0:
-            self._link.check(code)
-        return code == 0
+    @property
+    def _frame_sender(self) -> Callable[[bytes, None], int]:
+        return self._state.send_buffer
 
-    def _next_frame(self) -> Coroutine[Any, Any, Message]:
-        return self._state.receiving(self._receiver)
+    @property
+    def _frame_reader(self) -> Callable[[], Coroutine[Any, Any, Message]]:
+        return functools.partial(self._state.receiving, self._receiver)
 
     @property
     def _frame_room(self) -> int:

@@ -8,12 +8,8 @@ from collections.abc import Callable
 __all__ = ["check_loop", "check_thread", "from_finalizer", "running_loop"]
 
 
-def running_loop() -> asyncio.AbstractEventLoop | None:
-    """As `asyncio.get_running_loop`, but None if no loop runs."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
+#: As `asyncio.get_running_loop`, but None if no loop runs.
+running_loop = asyncio._get_running_loop
 
 
 def check_loop(loop: asyncio.AbstractEventLoop, what: str) -> None:

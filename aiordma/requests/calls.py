@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple
+from typing import Any
 
 from aiordma._core import Message
 from aiordma.arguments import bytes_of, check_seconds
@@ -32,26 +32,21 @@ from aiordma.requests.wire import (
     HEADER_SIZE,
     INITIAL_BYTES,
     INITIAL_REQUESTS,
+    REQUEST_HEAD,
     Carrier,
     Kind,
     ViolationError,
     error_of,
     frame,
     microseconds,
+    pack,
 )
 
 __all__ = ["Calls"]
 
 
-#: As a number: to look up a member of an Enum takes longer.
-_REQUEST = int(Kind.REQUEST)
-
-
-class _Call(NamedTuple):
-    """A request without its final frame."""
-
-    answer: asyncio.Future[Message]
-    size: int
+#: The answer, and the bytes, of a request without its final frame.
+_Call = tuple[asyncio.Future[Message], int]
 
 
 class Calls:
@@ -59,13 +54,14 @@ class Calls:
 
     __slots__ = (
         "_bytes", "_calls", "_carrier", "_failure", "_granted", "_granted_bytes", "_held", "_line",
-        "_loop", "_number", "_outbox", "_room",
+        "_loop", "_number", "_outbox", "_room", "_sender",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, carrier: Carrier, outbox: Outbox) -> None:
         self._loop = loop
         self._carrier = carrier
         self._outbox = outbox
+        self._sender = carrier._frame_sender
         self._room = carrier._frame_room - HEADER_SIZE
         self._calls: dict[int, _Call] = {}
         self._number = 0
@@ -109,8 +105,14 @@ class Calls:
                     buf = bytes(view)  # as it is now, and not after a wait in line
         if size > self._room:
             carrier._require_size(size)
-        if self._failure is None and not self._line.places and self._fits(size):
-            self._held += 1
+        held = self._held
+        if (
+            held < self._granted
+            and not self._line.places
+            and (not held or self._bytes + size <= self._granted_bytes)
+            and self._failure is None
+        ):
+            self._held = held + 1
             self._bytes += size
         else:
             await self._stand_in_line(size)
@@ -119,17 +121,17 @@ class Calls:
             number = (number + 1) % ANSWER_BODY
         self._number = number
         answer: asyncio.Future[Message] = self._loop.create_future()
-        call = self._calls[number] = _Call(answer, size)
+        call = self._calls[number] = (answer, size)
         begun = whole = False
         try:
             left = 0 if deadline is None else microseconds(deadline - self._loop.time())
             if size <= self._room:
-                whole_frame = frame(_REQUEST, number, left) + buf
-                if not carrier._try_frame(whole_frame):
-                    await carrier._send_frame(whole_frame, None)
+                request = pack(REQUEST_HEAD, number, left) + buf
+                if code := self._sender(request, None):
+                    await carrier._send_in_python(request, code)
                 begun = whole = True
             else:
-                await carrier._send_frame(frame(_REQUEST, number, left, BODY_FOLLOWS), None)
+                await carrier._send_frame(frame(Kind.REQUEST, number, left, BODY_FOLLOWS), None)
                 begun = whole = True  # of the body each byte may have arrived, whatever follows
                 await carrier._send_frame(buf, number)
             return await answer
@@ -175,18 +177,19 @@ class Calls:
 
     def _abandon(self, number: int, call: _Call, begun: bool) -> None:
         """The task of a call leaves with an exception."""
-        if call.answer.done():
-            if not call.answer.cancelled():
-                call.answer.exception()  # asyncio would log it as never retrieved
+        answer, size = call
+        if answer.done():
+            if not answer.cancelled():
+                answer.exception()  # asyncio would log it as never retrieved
         else:
-            call.answer.cancel()
+            answer.cancel()
         if self._calls.get(number) is not call:
             return
         if begun:
             self._outbox.post(frame(Kind.CANCEL, number))
         else:
             del self._calls[number]
-            self._leave(call.size)
+            self._leave(size)
 
     # From the peer
 
@@ -200,37 +203,37 @@ class Calls:
 
     def on_answer(self, number: int, message: Message) -> None:
         """Take the answer to a call."""
-        call = self._calls.get(number)
+        call = self._calls.pop(number, None)
         if call is None:
             msg = f"an answer to request {number}, which waits for none"
             raise ViolationError(msg)
-        self._end(number, call, message)
+        answer, size = call
+        if answer.done():
+            message.release()
+        else:
+            answer.set_result(message)
+        self._held -= 1
+        self._bytes -= size
+        if self._line.places:
+            self._let_in()
 
     def on_error(self, number: int, flags: int, code: int, words: bytes) -> None:
         """Take the error that ends a call."""
-        call = self._calls.get(number)
+        call = self._calls.pop(number, None)
         if call is not None:
-            self._end(number, call, error_of(code, words))
+            answer, size = call
+            if not answer.done():
+                answer.set_exception(error_of(code, words))
+            self._leave(size)
         elif not flags & GIVEN_UP:
             msg = f"an error for request {number}, which waits for none"
             raise ViolationError(msg)
-
-    def _end(self, number: int, call: _Call, result: Message | BaseException) -> None:
-        del self._calls[number]
-        if not call.answer.done():
-            if isinstance(result, Message):
-                call.answer.set_result(result)
-            else:
-                call.answer.set_exception(result)
-        elif isinstance(result, Message):
-            result.release()
-        self._leave(call.size)
 
     def fail(self, failure: Callable[[], BaseException]) -> None:
         """The connection is over: all calls raise the exception that `failure` makes."""
         self._failure = failure
         self._line.fail(failure)
         calls, self._calls = self._calls, {}
-        for call in calls.values():
-            if not call.answer.done():
-                call.answer.set_exception(failure())
+        for answer, _ in calls.values():
+            if not answer.done():
+                answer.set_exception(failure())

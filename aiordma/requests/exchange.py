@@ -65,8 +65,9 @@ class Exchange:
     async def _read(self) -> None:
         carrier = self._carrier
         try:
+            receive = carrier._frame_reader
             while True:
-                self._take(await carrier._next_frame())
+                self._take(await receive())
         except ViolationError as exc:
             cause = ProtocolError(errno.EPROTO, f"the peer broke the protocol of requests: {exc}")
             self._end(cause)

@@ -20,11 +20,12 @@ __all__ = ["Outbox"]
 class Outbox:
     """The frames of one connection that wait for room."""
 
-    __slots__ = ("_carrier", "_frames", "_loop", "_task")
+    __slots__ = ("_carrier", "_frames", "_loop", "_sender", "_task")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, carrier: Carrier) -> None:
         self._loop = loop
         self._carrier = carrier
+        self._sender = carrier._frame_sender
         self._frames: deque[tuple[bytes, Callable[[], object] | None]] = deque()
         self._task: asyncio.Task[None] | None = None
 
@@ -37,7 +38,7 @@ class Outbox:
         """
         if self._carrier.is_closing():
             return
-        if not self._frames and self._carrier._try_frame(data):
+        if not self._frames and self._sender(data, None) == 0:
             if sent is not None:
                 sent()
             return

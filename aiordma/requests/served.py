@@ -25,6 +25,7 @@ from aiordma.loop.wait_line import WaitLine
 from aiordma.requests.outbox import Outbox
 from aiordma.requests.wire import (
     ANSWER_BODY,
+    ANSWER_HEAD,
     BODY_FOLLOWS,
     GIVEN_UP,
     HEADER_SIZE,
@@ -37,6 +38,7 @@ from aiordma.requests.wire import (
     code_of,
     error_frame,
     frame,
+    pack,
 )
 
 __all__ = ["Request", "Requests", "Served"]
@@ -131,6 +133,19 @@ class Request:
         if self._take():
             await served.answer(self._number, buf, size, self._size)
 
+    def _reply_now(self, buf: Any) -> bool:
+        """Answer, if these are bytes, and there is room for them at once."""
+        served = self._served
+        if type(buf) is not bytes or len(buf) > served.room or self._canceled or self._answered:
+            return False
+        if served.sender(pack(ANSWER_HEAD, self._number, 0) + buf, None):
+            return False
+        self._answered = True
+        served._numbers.pop(self._number, None)
+        served._held -= 1
+        served._held_bytes -= self._size
+        return True
+
     def fail(self, exc: BaseException) -> None:
         """Answer with an error.
 
@@ -212,8 +227,6 @@ class _Coming:
         self.deadline = deadline
 
 
-#: As a number: to look up a member of an Enum takes longer.
-_ANSWER = int(Kind.ANSWER)
 #: In `Served._numbers`: the final frame waits for room.
 _REFUSED = None
 _Entry = _Coming | Request | weakref.ref[Request] | None
@@ -225,17 +238,19 @@ class Served:
     Attributes:
         loop: The connection's loop.
         carrier: The connection.
+        sender: Sends a frame if there is room.
         room: Bytes of a body that fits into a slot beside its header.
     """
 
     __slots__ = (
         "_ended", "_hard_limit", "_held", "_held_bytes", "_limit", "_limit_bytes", "_line",
-        "_numbers", "_outbox", "_queue", "carrier", "loop", "room",
+        "_numbers", "_outbox", "_queue", "carrier", "loop", "room", "sender",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, carrier: Carrier, outbox: Outbox) -> None:
         self.loop = loop
         self.carrier = carrier
+        self.sender = carrier._frame_sender
         self.room = carrier._frame_room - HEADER_SIZE
         self._outbox = outbox
         self._limit, self._limit_bytes = INITIAL_REQUESTS, INITIAL_BYTES
@@ -351,9 +366,9 @@ class Served:
         self._numbers.pop(number, None)
         try:
             if size <= self.room:
-                whole = frame(_ANSWER, number) + buf
-                if not self.carrier._try_frame(whole):
-                    await self.carrier._send_frame(whole, None)
+                whole = pack(ANSWER_HEAD, number, 0) + buf
+                if code := self.sender(whole, None):
+                    await self.carrier._send_in_python(whole, code)
             else:
                 await self.carrier._send_frame(buf, number | ANSWER_BODY)
         except BaseException:

@@ -117,11 +117,12 @@ async def handle_requests(
     _check_handler(handler, max_concurrent)
     served = connection.requests(limit=limit, limit_bytes=limit_bytes)._served
     loop = served.loop
-    tasks: set[asyncio.Task[None]] = set()
+    tasks: dict[asyncio.Task[None], Request] = {}
     room = asyncio.Event()
 
     def ended(task: asyncio.Task[None]) -> None:
-        tasks.discard(task)
+        # Not in the task: it may have been canceled before it began.
+        tasks.pop(task)._end()
         room.set()
 
     try:
@@ -135,8 +136,8 @@ async def handle_requests(
                 break
             task = loop.create_task(_handle(connection, handler, request))
             request._on_cancel = task.cancel
-            del request  # the task has it; a request is answered when it is forgotten
-            tasks.add(task)
+            tasks[task] = request
+            del request  # of the last there would be a body otherwise
             task.add_done_callback(ended)
         if tasks:
             await asyncio.wait(tasks)
@@ -153,9 +154,11 @@ async def _handle(connection: Connection, handler: RequestHandler, request: Requ
             return
         if tally.observed:
             with tally.Operation("reply", connection._peer_attributes):
-                await _answer(handler, request)
-        else:
-            await _answer(handler, request)
+                await _reply(request, await handler(request))
+            return
+        answer = await handler(request)
+        if not request._reply_now(answer):
+            await _reply(request, answer)
     except asyncio.CancelledError:
         if not request.canceled:
             _fail(request, RequestRefusedError("the server is stopping"))
@@ -168,13 +171,10 @@ async def _handle(connection: Connection, handler: RequestHandler, request: Requ
         else:
             _log.exception("the handler of %r of %r", request, connection)
         _fail(request, exc)
-    finally:
-        request._end()  # not later: the exception of a task that was canceled keeps it
 
 
-async def _answer(handler: RequestHandler, request: Request) -> None:
-    answer = await handler(request)
-    if not request._answered:
+async def _reply(request: Request, answer: Any) -> None:
+    if not request.answered:
         await request.reply(b"" if answer is None else answer)
     elif answer is not None:
         _log.error("%r: the handler has answered it, and returned another answer", request)

@@ -69,13 +69,17 @@ class End:
         if self.peer is not None:
             self.peer.arrive(bytes(data), imm)
 
-    def _try_frame(self, data: bytes) -> bool:
-        if self.over is not None or self._line.locked() or not self._may_send():
-            return False
-        self._put(data, None)
-        return True
+    def _send_in_python(self, data: Any, code: int, /) -> Any:
+        assert code
+        return self._send(data, None)
 
-    async def _next_frame(self) -> Message:
+    def _frame_sender(self, data: bytes, _: None) -> int:
+        if self.over is not None or self._line.locked() or not self._may_send():
+            return -1
+        self._put(data, None)
+        return 0
+
+    async def _frame_reader(self) -> Message:
         while not self._inbox:
             if self.over is not None:
                 raise self.failure()
