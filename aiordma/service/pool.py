@@ -322,7 +322,8 @@ class _Core:
 
     def _pause(self) -> float:
         """Seconds to the next attempt, after one that failed."""
-        pause = min(self.settings.max_pause, _FIRST_PAUSE_S * 2 ** min(self._failures - 1, 20))
+        pause: float = _FIRST_PAUSE_S * 2 ** min(self._failures - 1, 20)
+        pause = min(self.settings.max_pause, pause)
         return pause * random.uniform(0.5, 1.0)
 
     def _note_end(self, member: _Member) -> None:
