@@ -298,6 +298,22 @@ async def test_a_server_that_never_answers(address: str) -> None:
     assert out.count("lost: no answer within 3 s") == 2
 
 
+async def test_the_line_of_late_answers_is_bounded(address: str) -> None:
+    connections = 0
+
+    async def silent(connection: aiordma.Connection) -> None:
+        nonlocal connections
+        connections += 1
+        async for _ in connection:
+            pass
+
+    status, out = await ping_a(silent, address, "-c", "2500", "-W", "0.2", "-i", "0.001")
+    assert status == 1
+    assert out.count(" lost: ") == 2500
+    assert connections >= 3
+    assert "the peer answers nothing" in out
+
+
 # The server
 
 
