@@ -321,7 +321,7 @@ class _Core:
         return len(self._live()) + self._opening > self._wanted
 
     def _pause(self) -> float:
-        """Seconds to the next attempt, after one that failed."""
+        """Seconds from a failed attempt to the next."""
         pause: float = _FIRST_PAUSE_S * 2 ** min(self._failures - 1, 20)
         pause = min(self.settings.max_pause, pause)
         return pause * random.uniform(0.5, 1.0)
