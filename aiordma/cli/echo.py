@@ -1,7 +1,8 @@
 """`aiordma echo`: sends every message back, for `aiordma ping` and `aiordma doctor PEER`.
 
-Clients are bounded in number, as is the memory that is exposed to them.  Each has a line in the
-output when it has gone; see lines.py for lines that are not read.
+Clients are bounded in number, as is the memory that is exposed to them, in all and for each source.
+A client that reads nothing of its messages is given up.  Each client has a line in the output when
+it has gone; see lines.py for lines that are not read.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ import contextlib
 import json
 import sys
 import zlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from aiordma.cli.echo_orders import GIVE, MOST, STREAM_ORDER, TAKE, parse_order, pattern
 from aiordma.cli.lines import LineWriter, event_line
 from aiordma.cli.output import print_hint
 from aiordma.cli.version import aiordma_version
+from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.errors import RdmaError
 from aiordma.link.limits import ListenerLimits
+from aiordma.link.source import source_of
 from aiordma.service.server import serve
 from aiordma.streams.server import start_server
 
@@ -28,7 +32,10 @@ __all__ = ["run"]
 
 _GRACE_S = 2.0
 _SILENT_S = 60.0  # of a client of streams, whose every step is bounded by it
+#: Seconds in which a client of messages may read nothing that is sent back.
+STALL_S = 60.0
 _MOST_EXPOSED = 8  # clients at a time
+_MOST_EXPOSED_PER_SOURCE = 6
 
 
 def run(host: str, port: int, *, as_json: bool, most_clients: int) -> int:
@@ -74,7 +81,7 @@ class Echo:
     def __init__(self, say: Callable[..., None], most_clients: int) -> None:
         self._say = say
         self._most_clients = most_clients
-        self._exposed = 0
+        self._exposed: Counter[str] = Counter()  # clients, by source
         self._stream_port = 0
 
     async def serve(self, host: str, port: int) -> None:
@@ -88,7 +95,11 @@ class Echo:
         streams = await start_server(self._stream, host, 0, limits=limits)
         async with streams:
             self._stream_port = streams.port
-            async with serve(self._echo, host, port, limits=limits, grace_s=_GRACE_S) as server:
+            config = ConnectionConfig(stall_timeout_s=STALL_S)
+            serving = serve(
+                self._echo, host, port, config=config, limits=limits, grace_s=_GRACE_S
+            )  # fmt: skip
+            async with serving as server:
                 name, number = server.sockname[:2]
                 self._say("listening", f"on {name} {number}", host=name, port=number)
                 await server.serve_forever()
@@ -111,6 +122,8 @@ class Echo:
                         await orders.obey(found, message)
                     else:
                         await connection.send(message)
+        except TimeoutError:
+            connection.abort()  # it reads nothing
         finally:
             words = f"{peer[0]} {peer[1]}, {count} messages, {size} bytes"
             self._say("client", words, host=peer[0], port=peer[1], messages=count, bytes=size)
@@ -124,14 +137,27 @@ class Echo:
         }
 
     @contextlib.contextmanager
-    def exposing(self) -> Any:
-        """The place of a client to which memory is exposed; False if there is none."""
-        has_place = self._exposed < _MOST_EXPOSED
-        self._exposed += has_place
+    def exposing(self, address: str | None) -> Iterator[int]:
+        """The place of a client to which memory is exposed.
+
+        Args:
+            address: Of the client.
+
+        Returns:
+            0; or, if there is no place, the number of clients that have all of them.
+        """
+        source = source_of(address)
+        there = self._exposed.total()
+        own = self._exposed[source]
+        full = own if own >= _MOST_EXPOSED_PER_SOURCE else there if there >= _MOST_EXPOSED else 0
+        if full:
+            yield full
+            return
+        self._exposed[source] += 1
         try:
-            yield has_place
+            yield 0
         finally:
-            self._exposed -= has_place
+            self._exposed -= Counter([source])  # and forgets a source of 0
 
     # Streams
 
@@ -207,8 +233,9 @@ class Orders:
         if self._memory is not None:
             await self._answer(error="memory is exposed already")
             return
-        if not self._leases.enter_context(self._echo.exposing()):
-            await self._answer(error=f"memory is exposed to {_MOST_EXPOSED} clients already")
+        peer = self._connection.get_extra_info("peername")
+        if full := self._leases.enter_context(self._echo.exposing(peer and peer[0])):
+            await self._answer(error=f"memory is exposed to {full} clients already")
             return
         memory = bytearray(pattern())
         lease = self._connection.expose(memory, read=True, write=True)

@@ -40,6 +40,11 @@ __all__ = ["Ping", "Printer", "Tally", "run"]
 _FOR_GOOD = (DeviceNotFoundError, HostNotFoundError, LibraryMissingError, RdmaPermissionError)
 
 
+#: Messages whose answers are late, and may come yet.  A peer that reads, and answers nothing, would
+#: have the line of them grow for as long as the command runs.
+_MOST_GIVEN_UP = 1000
+
+
 class OutputEndedError(Exception):
     """The output takes no more.  No error of a connection.
 
@@ -199,6 +204,7 @@ class Ping:
         self._connection: Connection | None = None
         self._hearing: asyncio.Task[None] | None = None
         self._sent: deque[_Sent] = deque()
+        self._given_up = 0  # of these
         self._changed = asyncio.Event()
         self._error: OutputEndedError | None = None  # out of a callback or a task
         self._told = False
@@ -315,6 +321,7 @@ class Ping:
                     return
                 sent = self._sent.popleft()
                 sent.timer.cancel()
+                self._given_up -= sent.given_up
                 if not sent.given_up:
                     self._judge(sent, message == sent.payload, at_ns)
                 self._changed.set()
@@ -347,9 +354,14 @@ class Ping:
             if sent.number == number:
                 # It stays in line: its answer may come yet, before those of later messages.
                 sent.given_up = True
+                self._given_up += 1
                 self._lose(number, f"no answer within {self._limit_s:g} s")
+                break
+        if self._given_up >= _MOST_GIVEN_UP and self._connection is not None:
+            self._broken(self._connection, "the peer answers nothing")
 
     def _lose_all(self, why: str) -> None:
+        self._given_up = 0
         while self._sent:
             sent = self._sent.popleft()
             sent.timer.cancel()

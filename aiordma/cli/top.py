@@ -83,44 +83,66 @@ class SocketSource:
 
 
 class DumpSource:
-    """The file of `aiordma.metrics.dump_on_signal`."""
+    """The file of `aiordma.metrics.dump_on_signal`.
+
+    The file may be of another user, and it names the process and the signal.  So only a process of
+    the user that owns the file is signaled.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def take(self) -> Seen:
         """Signal the process, and read the file that it then writes."""
-        from aiordma.metrics.serving import start_of
-
         seen, before = self._read()
         dump, pid = seen.get("dump"), seen.get("pid")
         if not isinstance(dump, dict) or not isinstance(pid, int) or pid <= 0:
             raise NoSnapshotError(f"{self._path} is no dump of aiordma.metrics.dump_on_signal")
-        # Its number may belong to another process by now, which the signal would end.
-        if not dump.get("began") or start_of(pid) != dump["began"]:
-            raise NoSnapshotError(f"{self._path}: the process {pid} has ended")
         try:
-            os.kill(pid, signal.Signals(dump.get("signal", 0)))
-        except (OSError, ValueError, TypeError) as exc:
+            self._signal(pid, dump, before.st_uid)
+        except (OSError, OverflowError, ValueError, TypeError) as exc:
             raise NoSnapshotError(f"{self._path}: process {pid}: {exc}") from exc
         end = time.monotonic() + LIMIT_S
         while time.monotonic() < end:
             seen, now = self._read()
-            if now != before:
+            if (now.st_ino, now.st_mtime_ns) != (before.st_ino, before.st_mtime_ns):
                 return seen
             time.sleep(_POLL_S)
         raise NoSnapshotError(f"{self._path}: no dump within {LIMIT_S:.0f} s")
 
-    def _read(self) -> tuple[Seen, tuple[int, int]]:
+    def _signal(self, pid: int, dump: Seen, owner: int) -> None:
+        from aiordma.metrics.serving import start_of
+
+        number = signal.Signals(dump.get("signal", 0))
         try:
-            with self._path.open("rb") as file:
+            process = os.pidfd_open(pid)
+        except ProcessLookupError:
+            raise NoSnapshotError(f"{self._path}: the process {pid} has ended") from None
+        try:
+            # Its number may belong to another process by now, which the signal would end.  If that
+            # happens from here on, the descriptor still means the old process.
+            if not dump.get("began") or start_of(pid) != dump["began"]:
+                raise NoSnapshotError(f"{self._path}: the process {pid} has ended")
+            if os.stat(f"/proc/{pid}").st_uid != owner:
+                text = f"{self._path}: the process {pid} is not of the user that owns the file"
+                raise NoSnapshotError(text)
+            signal.pidfd_send_signal(process, number)
+        finally:
+            os.close(process)
+
+    def _read(self) -> tuple[Seen, os.stat_result]:
+        try:
+            # Without waiting, if it has become a FIFO.
+            with open(os.open(self._path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
                 found = os.fstat(file.fileno())
+                if not stat.S_ISREG(found.st_mode):
+                    raise NoSnapshotError(f"{self._path} is no file")
                 if found.st_size > _MOST_BYTES:
                     raise NoSnapshotError(f"{self._path} is too large")
                 data = file.read(_MOST_BYTES)
         except OSError as exc:
             raise NoSnapshotError(f"{self._path}: {exc.strerror}") from exc
-        return _parsed(self._path, data), (found.st_ino, found.st_mtime_ns)
+        return _parsed(self._path, data), found
 
 
 def _parsed(path: Path, data: bytes) -> Seen:
@@ -167,7 +189,7 @@ def _source_of(target: str) -> Source:
     Raises:
         NoSnapshotError: There is none.
     """
-    from aiordma.metrics.serving import default_paths
+    from aiordma.metrics.serving import default_paths, is_owned
 
     if not target.isdecimal():
         source = _source_at(Path(target))
@@ -180,7 +202,7 @@ def _source_of(target: str) -> Source:
         raise NoSnapshotError(f"there is no process {target}") from None
     for suffix in ("sock", "json"):
         for path in default_paths(int(target), owner, suffix):
-            source = _source_at(path)
+            source = _source_at(path) if is_owned(path.parent, owner) else None
             if source is not None:
                 return source
     raise NoSnapshotError(
@@ -336,12 +358,12 @@ def _only_process() -> str:
     Raises:
         click.UsageError: There is none, or there are several.
     """
-    from aiordma.metrics.serving import default_paths
+    from aiordma.metrics.serving import default_paths, is_owned
 
     found: set[str] = set()
     for suffix in ("sock", "json"):
         for path in default_paths(0, os.geteuid(), suffix):
-            if path.parent.is_dir():
+            if is_owned(path.parent, os.geteuid()):
                 names = _running(sorted(path.parent.glob(f"*.{suffix}")), _source_at)
                 found |= {name for name in names if Path(f"/proc/{name}").is_dir()}
     if len(found) == 1:

@@ -34,7 +34,7 @@ from aiordma.logs import log_of
 from aiordma.loop import fork
 from aiordma.metrics.snapshot import snapshot
 
-__all__ = ["Service", "default_paths", "dump_on_signal", "serve", "start_of"]
+__all__ = ["Service", "default_paths", "dump_on_signal", "is_owned", "serve", "start_of"]
 
 _log = log_of()
 SEND_S = 2.0  # for a reader to take all of a snapshot
@@ -57,6 +57,15 @@ def default_paths(pid: int, uid: int, suffix: str) -> list[Path]:
     return [folder / f"{pid}.{suffix}" for folder in _folders(uid)]
 
 
+def is_owned(folder: Path, uid: int) -> bool:
+    """Whether it is a folder, and no link, of this user, in which no other user can write."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == uid and not found.st_mode & 0o22
+
+
 def _default_path(suffix: str) -> Path:
     """Where this process's is; makes the folder.
 
@@ -64,11 +73,11 @@ def _default_path(suffix: str) -> Path:
         OSError: No folder can be made, or another user owns it or may write to it.
     """
     for folder in _folders(os.geteuid()):
-        if not folder.parent.is_dir():
+        # Another user's, as that of `sudo -E`: its owner could replace the folder in it.
+        if not folder.parent.is_dir() or folder.parent.stat().st_uid not in (0, os.geteuid()):
             continue
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o22:
+        if not is_owned(folder, os.geteuid()):
             text = f"{folder} is not this user's alone"
             raise errno_error(errno.EPERM, text, "remove it, or give a path")
         _forget_dead(folder)
@@ -115,6 +124,7 @@ class Service:
         self._pid = os.getpid()
         self._closed = threading.Event()
         self._socket = _listening(path)
+        self._inode = path.lstat().st_ino
         _services.add(self)
         self._thread = threading.Thread(target=self._run, name="aiordma-metrics", daemon=True)
         self._thread.start()
@@ -131,6 +141,8 @@ class Service:
                 try:
                     client.settimeout(SEND_S)
                     client.sendall(as_json())
+                    # A child that was forked meanwhile has the client, too, and keeps it open.
+                    client.shutdown(socket.SHUT_WR)
                 except OSError as exc:
                     _log.debug("metrics: a reader has gone: %s", exc)
                 except Exception as exc:
@@ -144,7 +156,8 @@ class Service:
         self._closed.set()
         _services.discard(self)
         with contextlib.suppress(OSError):
-            self.path.unlink()
+            if self.path.lstat().st_ino == self._inode:  # else another process serves there
+                self.path.unlink()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # ends the accept
         if threading.current_thread() is not self._thread:

@@ -7,7 +7,10 @@ Theory of operation
     on the way.  So a number never means two requests, and the calls that this side has under way
     are those that the peer counts.
 
-    The peer grants a number of calls, and bytes of them; further calls wait in line.
+    The peer grants a number of calls, and bytes of them; further calls wait in line.  They also
+    wait while the peer owes the end of `MOST_ABANDONED` calls whose tasks have left, whatever it
+    has granted.  If all calls under way are such, and the peer ends none for `UNANSWERED_S`, it
+    breaks the rules: its library answers a CANCEL by itself.
 
     A frame that fits into a slot was sent, or was not: a call whose send was canceled then leaves
     nothing behind.  A body of its own may have been sent in part; its frame was, so CANCEL follows.
@@ -22,7 +25,7 @@ from typing import Any
 
 from aiordma._core import Message
 from aiordma.arguments import bytes_of, check_seconds
-from aiordma.errors import ConnectionLostError, RequestDeadlineError
+from aiordma.errors import ConnectionLostError, ProtocolError, RequestDeadlineError
 from aiordma.loop.wait_line import WaitLine
 from aiordma.requests.outbox import Outbox
 from aiordma.requests.wire import (
@@ -42,7 +45,14 @@ from aiordma.requests.wire import (
     pack,
 )
 
-__all__ = ["Calls"]
+__all__ = ["MOST_ABANDONED", "UNANSWERED_S", "Calls"]
+
+#: Calls of which the tasks have left, without their final frames.
+MOST_ABANDONED = 4096
+#: Seconds for a final frame, of any call, while a CANCEL is not answered.
+UNANSWERED_S = 120.0
+#: A loop that was held up for all of the time has had one of these steps only.
+_STEPS = 4
 
 
 #: The answer, and the bytes, of a request without its final frame.
@@ -53,8 +63,8 @@ class Calls:
     """The unanswered requests of one side of a connection."""
 
     __slots__ = (
-        "_bytes", "_calls", "_carrier", "_failure", "_granted", "_granted_bytes", "_held", "_line",
-        "_loop", "_number", "_outbox", "_room", "_sender",
+        "_abandoned", "_bytes", "_calls", "_carrier", "_failure", "_granted", "_granted_bytes",
+        "_held", "_line", "_loop", "_number", "_outbox", "_room", "_sender", "_steps", "_timer",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, carrier: Carrier, outbox: Outbox) -> None:
@@ -67,6 +77,9 @@ class Calls:
         self._number = 0
         self._granted, self._granted_bytes = INITIAL_REQUESTS, INITIAL_BYTES
         self._held = self._bytes = 0  # of the calls under way, and of those that are let in
+        self._abandoned: set[int] = set()  # calls under way whose tasks have left
+        self._steps = 0  # since the last final frame
+        self._timer: asyncio.TimerHandle | None = None  # while there are abandoned calls
         self._line: WaitLine[None] = WaitLine()
         self._failure: Callable[[], BaseException] | None = None
 
@@ -109,6 +122,7 @@ class Calls:
         if (
             held < self._granted
             and not self._line.places
+            and len(self._abandoned) < MOST_ABANDONED
             and (not held or self._bytes + size <= self._granted_bytes)
             and self._failure is None
         ):
@@ -156,8 +170,10 @@ class Calls:
                 raise self._failure()
 
     def _fits(self, size: int) -> bool:
-        return self._held < self._granted and (
-            not self._held or self._bytes + size <= self._granted_bytes
+        return (
+            self._held < self._granted
+            and len(self._abandoned) < MOST_ABANDONED
+            and (not self._held or self._bytes + size <= self._granted_bytes)
         )
 
     def _take(self, size: int) -> None:
@@ -186,10 +202,37 @@ class Calls:
         if self._calls.get(number) is not call:
             return
         if begun:
+            self._abandoned.add(number)
             self._outbox.post(frame(Kind.CANCEL, number))
+            if self._timer is None:
+                self._steps = 0
+                self._timer = self._loop.call_later(UNANSWERED_S / _STEPS, self._step)
         else:
             del self._calls[number]
             self._leave(size)
+
+    def _owed(self, number: int) -> None:
+        """A final frame has come while the peer owed some of abandoned calls."""
+        self._steps = 0
+        self._abandoned.discard(number)
+        if not self._abandoned:
+            self._stop_timer()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _step(self) -> None:
+        """A part of the time is over in which the peer has to end an abandoned call."""
+        self._timer = None
+        # A server that is stopping reads no CANCEL, and may still answer the other calls.
+        self._steps = self._steps + 1 if len(self._abandoned) == len(self._calls) else 0
+        if self._steps < _STEPS:
+            self._timer = self._loop.call_later(UNANSWERED_S / _STEPS, self._step)
+        else:
+            text = f"the peer answered no cancellation of a request within {UNANSWERED_S:g} s"
+            self._carrier._break_requests(ProtocolError(errno.EPROTO, text))
 
     # From the peer
 
@@ -207,6 +250,8 @@ class Calls:
         if call is None:
             msg = f"an answer to request {number}, which waits for none"
             raise ViolationError(msg)
+        if self._abandoned:
+            self._owed(number)
         answer, size = call
         if answer.done():
             message.release()
@@ -221,6 +266,8 @@ class Calls:
         """Take the error that ends a call."""
         call = self._calls.pop(number, None)
         if call is not None:
+            if self._abandoned:
+                self._owed(number)
             answer, size = call
             if not answer.done():
                 answer.set_exception(error_of(code, words))
@@ -232,6 +279,7 @@ class Calls:
     def fail(self, failure: Callable[[], BaseException]) -> None:
         """The connection is over: all calls raise the exception that `failure` makes."""
         self._failure = failure
+        self._stop_timer()
         self._line.fail(failure)
         calls, self._calls = self._calls, {}
         for answer, _ in calls.values():

@@ -7,6 +7,10 @@ Theory of operation
     request is answered at once, but counts here until the program is done with it.  Beyond these
     limits a request is refused.
 
+    An answer that was given up, because its task was canceled or the peer took nothing for too
+    long, has left these counts, and an ERROR follows it.  A peer that takes nothing at all, and
+    asks on, would make any number of these wait: so there are no more than there are requests.
+
     A request that waits is the table's.  From then on it is the program's, and the table has a weak
     reference: a request that the program has forgotten is answered by its finalizer.
 """
@@ -243,8 +247,8 @@ class Served:
     """
 
     __slots__ = (
-        "_ended", "_hard_limit", "_held", "_held_bytes", "_limit", "_limit_bytes", "_line",
-        "_numbers", "_outbox", "_queue", "carrier", "loop", "room", "sender",
+        "_ended", "_given_up", "_hard_limit", "_held", "_held_bytes", "_limit", "_limit_bytes",
+        "_line", "_numbers", "_outbox", "_queue", "carrier", "loop", "room", "sender",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, carrier: Carrier, outbox: Outbox) -> None:
@@ -256,6 +260,7 @@ class Served:
         self._limit, self._limit_bytes = INITIAL_REQUESTS, INITIAL_BYTES
         self._hard_limit = INITIAL_REQUESTS
         self._numbers: dict[int, _Entry] = {}
+        self._given_up = 0  # answers that were given up, and whose ERROR waits for room
         self._queue: dict[Request, None] = {}
         self._held = self._held_bytes = 0
         self._line: WaitLine[None] = WaitLine()
@@ -277,6 +282,9 @@ class Served:
             raise ViolationError(msg)
         if len(self._numbers) >= self._hard_limit:
             msg = f"more than {self._hard_limit} requests at a time"
+            raise ViolationError(msg)
+        if self._given_up > self._hard_limit:
+            msg = f"a request of a peer that has not taken {self._given_up} answers"
             raise ViolationError(msg)
         deadline = self.loop.time() + left * 1e-6 if left else None
         if flags & BODY_FOLLOWS:
@@ -373,10 +381,16 @@ class Served:
                 await self.carrier._send_frame(buf, number | ANSWER_BODY)
         except BaseException:
             text = "the peer gave up its answer"
-            self._outbox.post(error_frame(number, ErrorCode.RAISED, "", text, GIVEN_UP))
+            self._given_up += 1
+            self._outbox.post(
+                error_frame(number, ErrorCode.RAISED, "", text, GIVEN_UP), self._told_given_up
+            )
             raise
         finally:
             self.done(size_of_request)
+
+    def _told_given_up(self) -> None:
+        self._given_up -= 1
 
     def final(self, number: int, code: int, name: str, text: str) -> None:
         """Answer a request with an error, as soon as there is room."""

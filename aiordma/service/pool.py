@@ -9,7 +9,10 @@ Theory of operation
     `_fill` compares the connections that there are, or are being opened, with the number wanted:
     `min_size`, and another connection for each task in line, up to `max_size`.  An opener goes on,
     with growing pauses, as long as its connection is wanted.  A watcher for each connection notices
-    its end.  All of these tasks belong to `_Core`, and none of them has the Pool, so that a Pool
+    its end.  A connection that breaks as soon as it is open counts as an attempt that failed: the
+    next attempt waits, or a server that accepts and fails would be connected to without a pause.
+
+    All of these tasks belong to `_Core`, and none of them has the Pool, so that a Pool
     that is forgotten is collected, and says so.
 """
 
@@ -46,6 +49,8 @@ _CROWDED = 32
 _TRIES = 3
 #: Seconds of the first pause between two attempts to connect.
 _FIRST_PAUSE_S = 0.1
+#: Seconds from which on a connection has shown that the server works.
+_PROVEN_S = 1.0
 Check = Callable[[Connection], Awaitable[object]]
 
 
@@ -97,10 +102,14 @@ class _Settings:
 class _Member:
     """A connection of the pool."""
 
-    __slots__ = ("broken", "connection", "due", "idle_since", "lent", "users")
+    __slots__ = (
+        "broken", "connection", "due", "idle_since", "lent", "noted", "opened_at", "users",
+    )  # fmt: skip
 
     def __init__(self, connection: Connection, now: float, lifetime: float | None) -> None:
         self.connection = connection
+        self.opened_at = now
+        self.noted = False  # by `_note_end`
         # Not all at the same time, if they were opened together.
         self.due = None if lifetime is None else now + lifetime * random.uniform(0.9, 1.0)
         self.idle_since = now
@@ -120,6 +129,7 @@ class _Core:
         self._line: deque[tuple[asyncio.Future[_Member], bool]] = deque()
         self._opening = 0
         self._failures = 0  # attempts to connect that failed in a row
+        self._not_before = 0.0  # time of the next attempt
         self._last_error: BaseException | None = None
         self._to_replace = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -211,8 +221,16 @@ class _Core:
         member.users += 1
         member.lent = lend
 
-    def release(self, member: _Member, *, broken: bool = False) -> None:
-        """Take a connection back."""
+    def release(self, member: _Member, *, broken: bool = False, by_user: bool = False) -> None:
+        """Take a connection back.
+
+        Args:
+            member: The connection.
+            broken: Whether to drop it.
+            by_user: Whether that is for an exception of the task that used it.
+        """
+        if by_user and not member.connection.is_closing():
+            member.noted = True  # no failure of the server
         member.users -= 1
         member.lent = False
         member.broken |= broken
@@ -260,6 +278,9 @@ class _Core:
     def _fill(self, more: int = 0) -> None:
         if self.closing:
             return
+        for member in self._members:
+            if member.broken or member.connection.is_closing():
+                self._note_end(member)
         there = len(self._live()) + self._opening
         wanted = min(self.settings.max_size, max(self._wanted, len(self._live()) + more))
         for _ in range(wanted - there):
@@ -269,6 +290,10 @@ class _Core:
     async def _open(self) -> None:
         settings = self.settings
         try:
+            if (pause := self._not_before - self.loop.time()) > 0:
+                await asyncio.sleep(pause)
+                if self._is_too_many:
+                    return
             while not self.closing:
                 try:
                     connection = await connect(settings.host, settings.port, config=settings.config)
@@ -283,16 +308,40 @@ class _Core:
                     else:
                         self._add(connection)
                     return
-                pause = min(settings.max_pause, _FIRST_PAUSE_S * 2 ** min(self._failures - 1, 20))
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-                if len(self._live()) + self._opening > self._wanted:
+                await asyncio.sleep(self._pause())
+                if self._is_too_many:
                     return
         finally:
             self._opening -= 1
             self._openers.discard(asyncio.current_task())
 
+    @property
+    def _is_too_many(self) -> bool:
+        """Whether a connection that is being opened is not wanted any more."""
+        return len(self._live()) + self._opening > self._wanted
+
+    def _pause(self) -> float:
+        """Seconds from a failed attempt to the next."""
+        pause: float = _FIRST_PAUSE_S * 2 ** min(self._failures - 1, 20)
+        pause = min(self.settings.max_pause, pause)
+        return pause * random.uniform(0.5, 1.0)
+
+    def _note_end(self, member: _Member) -> None:
+        """A connection is over: the next attempt may have to wait.  Idempotent."""
+        if member.noted:
+            return
+        member.noted = True
+        now = self.loop.time()
+        if now - member.opened_at >= _PROVEN_S:
+            self._failures = 0
+            return
+        self._failures += 1
+        self._not_before = now + self._pause()
+        text = "a connection broke, or failed the check, as soon as it was open"
+        self._last_error = ConnectionLostError(errno.ECONNRESET, text)
+
     def _add(self, connection: Connection) -> None:
-        self._failures, self._last_error = 0, None
+        self._last_error = None
         if self._to_replace:
             self._to_replace -= 1
             self.counts.reconnects += 1
@@ -314,6 +363,7 @@ class _Core:
             if not self.closing:
                 self.counts.lost += 1
                 self._to_replace += 1
+                self._note_end(member)
                 self._let_in()
 
     def _retire(self, member: _Member) -> None:
@@ -547,7 +597,8 @@ class Pool:
             yield connection
             broken = False
         finally:
-            core.release(member, broken=broken and not connection._carries_requests)
+            broken = broken and not connection._carries_requests
+            core.release(member, broken=broken, by_user=broken)
 
     async def _is_healthy(self, core: _Core, member: _Member, end: float) -> bool:
         check = self._settings.check
@@ -560,7 +611,7 @@ class Pool:
             _log.info("%r failed the check of the pool: %r", member.connection, exc)
             return False
         except BaseException:
-            core.release(member, broken=True)
+            core.release(member, broken=True, by_user=True)
             raise
         return True
 

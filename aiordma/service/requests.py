@@ -21,6 +21,7 @@ from aiordma.link import tally
 from aiordma.link.limits import ListenerLimits
 from aiordma.requests.served import Request
 from aiordma.service.server import Server, serve
+from aiordma.service.tracebacks import Tracebacks
 
 __all__ = ["RequestHandler", "handle_requests", "serve_requests"]
 
@@ -77,8 +78,8 @@ def serve_requests(
     whole("limit", limit, 1, 1_000_000)
     whole("limit_bytes", limit_bytes, 1, 1 << 50)
     each = functools.partial(
-        handle_requests, handler=handler, max_concurrent=max_concurrent, limit=limit,
-        limit_bytes=limit_bytes,
+        _handle_all, handler=handler, max_concurrent=max_concurrent, limit=limit,
+        limit_bytes=limit_bytes, tracebacks=Tracebacks(),
     )  # fmt: skip
     return serve(
         each, host, port, backlog=backlog, config=config, ipv6_only=ipv6_only, limits=limits,
@@ -100,7 +101,8 @@ async def handle_requests(
         connection: The connection, of a server or of a client.
         handler: A function that is called with each `Request`, in a task of its own, and awaited.
             Its result is the answer; None is an empty answer, unless it has called `reply`.  An
-            exception fails the request at the peer, and is logged unless it is a RequestError.  The
+            exception fails the request at the peer, and is logged unless it is a RequestError, up
+            to 20 times in 10 seconds.  The
             task is canceled when the peer cancels the request, or is gone.
         max_concurrent: Handlers that run at a time; further requests wait.
         limit: As of `Connection.requests`.
@@ -115,6 +117,21 @@ async def handle_requests(
     """
     check_kind("connection", connection, Connection, none=False)
     _check_handler(handler, max_concurrent)
+    await _handle_all(
+        connection, handler=handler, max_concurrent=max_concurrent, limit=limit,
+        limit_bytes=limit_bytes, tracebacks=Tracebacks(),
+    )  # fmt: skip
+
+
+async def _handle_all(
+    connection: Connection,
+    *,
+    handler: RequestHandler,
+    max_concurrent: int,
+    limit: int,
+    limit_bytes: int,
+    tracebacks: Tracebacks,
+) -> None:
     served = connection.requests(limit=limit, limit_bytes=limit_bytes)._served
     loop = served.loop
     tasks: dict[asyncio.Task[None], Request] = {}
@@ -134,7 +151,7 @@ async def handle_requests(
                 request = served.take_now() or await served.take()
             except StopAsyncIteration:
                 break
-            task = loop.create_task(_handle(connection, handler, request))
+            task = loop.create_task(_handle(connection, handler, request, tracebacks))
             request._on_cancel = task.cancel
             tasks[task] = request
             del request  # of the last there would be a body otherwise
@@ -148,17 +165,19 @@ async def handle_requests(
             await asyncio.wait(tasks)
 
 
-async def _handle(connection: Connection, handler: RequestHandler, request: Request) -> None:
+async def _handle(
+    connection: Connection, handler: RequestHandler, request: Request, tracebacks: Tracebacks
+) -> None:
     try:
         if request._canceled:
             return
         if tally.observed:
             with tally.Operation("reply", connection._peer_attributes):
-                await _reply(request, await handler(request))
+                await _reply(connection, request, await handler(request), tracebacks)
             return
         answer = await handler(request)
         if not request._reply_now(answer):
-            await _reply(request, answer)
+            await _reply(connection, request, answer, tracebacks)
     except asyncio.CancelledError:
         if not request.canceled:
             _fail(request, RequestRefusedError("the server is stopping"))
@@ -168,15 +187,17 @@ async def _handle(connection: Connection, handler: RequestHandler, request: Requ
     except Exception as exc:
         if isinstance(exc, RdmaError) and connection.is_closing():
             _log.info("%r of %r: %s", request, connection, exc)
-        else:
+        elif tracebacks.may_log(connection):
             _log.exception("the handler of %r of %r", request, connection)
         _fail(request, exc)
 
 
-async def _reply(request: Request, answer: Any) -> None:
+async def _reply(
+    connection: Connection, request: Request, answer: Any, tracebacks: Tracebacks
+) -> None:
     if not request.answered:
         await request.reply(b"" if answer is None else answer)
-    elif answer is not None:
+    elif answer is not None and tracebacks.may_log(connection):
         _log.error("%r: the handler has answered it, and returned another answer", request)
 
 

@@ -28,6 +28,7 @@ from aiordma.errors import ConnectionEndedError, RdmaError, ResourceClosedError
 from aiordma.link.limits import ListenerLimits
 from aiordma.logs import log_of
 from aiordma.loop.running import check_loop, check_thread
+from aiordma.service.tracebacks import Tracebacks
 
 __all__ = ["Handler", "Server", "serve"]
 
@@ -54,8 +55,8 @@ def serve(
     Args:
         handler: A function that is called with each `Connection`, in a task of its own, and
             awaited.  The connection is closed when it returns.  After an exception it is aborted;
-            the exception is logged, unless the connection was lost before, and does no harm to the
-            server and to other connections.
+            the exception is logged, unless the connection was lost before, up to 20 times in 10
+            seconds for a source, and does no harm to the server and to other connections.
         host: As of `listen`.
         port: 0 to 65535; 0 lets the kernel choose, see `Server.port`.
         backlog: As of `listen`.
@@ -99,6 +100,7 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._connections: dict[asyncio.Task[None], Connection] = {}
         self._stopping: asyncio.Task[None] | None = None
+        self._tracebacks = Tracebacks()
         self._asked = asyncio.Event()  # to stop, by a signal or by close()
         self._accepting = self._loop.create_task(self._accept())
         self._accepting.add_done_callback(self._ended)
@@ -139,7 +141,8 @@ class Server:
                         raise
                     _log.info("%r: %s", connection, exc)
         except Exception:
-            _log.exception("the handler of %r", connection)
+            if self._tracebacks.may_log(connection):
+                _log.exception("the handler of %r", connection)
 
     def _ended(self, accepting: asyncio.Task[None]) -> None:
         self._asked.set()

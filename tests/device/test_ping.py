@@ -10,10 +10,12 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import aiordma
+from aiordma.cli import echo as echo_module
 from aiordma.cli.echo_orders import MAGIC, MOST, STREAM_ORDER, order, pattern
 from aiordma.cli.ports import DEFAULT_PORT
 from tests.device.commands import (
@@ -25,6 +27,7 @@ from tests.device.commands import (
 )  # fmt: skip
 from tests.device.commands import aiordma as command
 from tests.device.terminal import CTRL_C, plain, terminal
+from tests.native_ends import beside
 
 # Processes of their own, whatever the tests' loop: once on each device is enough.
 pytestmark = [pytest.mark.device, pytest.mark.program]
@@ -295,6 +298,22 @@ async def test_a_server_that_never_answers(address: str) -> None:
     assert out.count("lost: no answer within 3 s") == 2
 
 
+async def test_the_line_of_late_answers_is_bounded(address: str) -> None:
+    connections = 0
+
+    async def silent(connection: aiordma.Connection) -> None:
+        nonlocal connections
+        connections += 1
+        async for _ in connection:
+            pass
+
+    status, out = await ping_a(silent, address, "-c", "2500", "-W", "0.2", "-i", "0.001")
+    assert status == 1
+    assert out.count(" lost: ") == 2500
+    assert connections >= 3
+    assert "the peer answers nothing" in out
+
+
 # The server
 
 
@@ -366,21 +385,42 @@ async def test_orders_and_no_orders(address: str) -> None:
 
 
 @pytest.mark.usefixtures("echo")
-async def test_memory_for_eight_clients(address: str) -> None:
+async def test_memory_for_six_clients_of_a_source(address: str) -> None:
     async def expose(client: aiordma.Connection) -> dict[str, str]:
         await client.send(order("expose"))
         answer: dict[str, str] = json.loads(bytes(await client.recv()))
         return answer
 
-    clients = [await aiordma.connect(address, DEFAULT_PORT) for _ in range(9)]
+    clients = [await aiordma.connect(address, DEFAULT_PORT) for _ in range(7)]
     answers = [await expose(client) for client in clients]
-    assert [list(answer) for answer in answers] == [["region"]] * 8 + [["error"]]
-    assert answers[8]["error"] == "memory is exposed to 8 clients already"
+    assert [list(answer) for answer in answers] == [["region"]] * 6 + [["error"]]
+    assert answers[6]["error"] == "memory is exposed to 6 clients already"
     await clients[0].close()
-    while "error" in await expose(clients[8]):
+    while "error" in await expose(clients[6]):
         pass  # until the server has seen the end of the first
     for client in clients:
         await client.close()
+
+
+async def send_on(client: aiordma.Connection, size: int) -> None:
+    while True:
+        await client.send(bytes(size))
+
+
+async def test_a_client_that_reads_nothing_is_given_up(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(echo_module, "STALL_S", 0.5)
+    said: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
+    server = echo_module.Echo(lambda event, _, **facts: said.put_nowait((event, facts)), 8)
+    async with beside(server.serve(address, 0)), asyncio.timeout(60):
+        event, facts = await said.get()
+        assert event == "listening"
+        for size in (100, 300_000):
+            async with aiordma.connect(address, facts["port"]) as client:
+                with pytest.raises(aiordma.ConnectionLostError):
+                    await send_on(client, size)
+            assert (await said.get())[0] == "client"
 
 
 @pytest.mark.usefixtures("echo")

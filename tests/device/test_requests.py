@@ -20,6 +20,7 @@ import pytest
 
 import aiordma
 from aiordma import ConnectionConfig, ListenerLimits
+from aiordma.requests import calls
 from aiordma.requests.wire import ANSWER_BODY, BODY_FOLLOWS, Kind, error_frame, frame
 from tests.device.bad_arguments import (
     NO_BYTES,
@@ -402,6 +403,39 @@ async def test_a_flood_within_the_rules_is_refused(address: str) -> None:
         assert begun == 8
 
 
+async def test_a_source_has_no_more_tracebacks_logged_than_its_share(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By requests, and by connections."""
+
+    async def fail(request: aiordma.Request) -> None:
+        raise ZeroDivisionError("by 0")
+
+    async def break_(connection: aiordma.Connection) -> None:
+        raise ZeroDivisionError("by 0")
+
+    async with (
+        aiordma.serve_requests(fail, address, 0) as server,
+        aiordma.connect(address, server.port) as client,
+        asyncio.timeout(LIMIT_S),
+    ):
+        for _ in range(100):
+            with pytest.raises(aiordma.RequestError, match="by 0"):
+                await client.request(b"?")
+    logged = [record.levelname for record in caplog.records if record.levelno > logging.INFO]
+    assert logged == ["ERROR"] * 20 + ["WARNING"]
+    assert "are not logged for" in caplog.text
+    caplog.clear()
+    async with aiordma.serve(break_, address, 0) as server, asyncio.timeout(LIMIT_S):
+        for _ in range(30):
+            async with aiordma.connect(address, server.port) as client:
+                with pytest.raises(aiordma.ConnectionLostError):
+                    await client.recv()
+    logged = [record.levelname for record in caplog.records if record.levelno > logging.INFO]
+    assert logged == ["ERROR"] * 20 + ["WARNING"]
+    caplog.clear()
+
+
 async def test_a_server_that_answers_wrongly_ends_the_connection(address: str) -> None:
     async def wrong(connection: aiordma.Connection) -> None:
         async for message in connection:
@@ -415,6 +449,34 @@ async def test_a_server_that_answers_wrongly_ends_the_connection(address: str) -
     ):
         with pytest.raises(aiordma.ProtocolError, match="waits for none"):
             await client.request(b"?")
+
+
+async def test_a_pool_leaves_a_connection_whose_server_answers_nothing(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server lives, and reads; its grant is used up by requests that timed out."""
+    monkeypatch.setattr(calls, "UNANSWERED_S", 0.2)
+    connections = 0
+
+    async def serve(connection: aiordma.Connection) -> None:
+        nonlocal connections
+        connections += 1
+        if connections > 1:
+            await aiordma.handle_requests(connection, echo)
+        async for _ in connection:
+            pass
+
+    async with (
+        aiordma.serve(serve, address, 0) as server,
+        aiordma.Pool(address, server.port, max_size=1) as pool,
+        asyncio.timeout(LIMIT_S),
+    ):
+        for _ in range(20):
+            with pytest.raises(TimeoutError):
+                await pool.request(b"?", timeout=0.02)
+        await until(lambda: pool.stats.lost > 0, LIMIT_S)
+        assert await pool.request(b"!") == b"!"
+        assert connections == 2
 
 
 # The whole thing

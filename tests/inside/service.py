@@ -17,6 +17,11 @@ def pools_connect_by(patch: pytest.MonkeyPatch, connect: Callable[..., Any]) -> 
     patch.setattr(pool_module, "connect", connect)
 
 
+def prove_after(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have a connection of a pool count as one that worked after so many seconds."""
+    patch.setattr(pool_module, "_PROVEN_S", seconds)
+
+
 def users_of(pool: Pool) -> int:
     """How many uses of connections are counted, and tasks in line."""
     core = pool._core

@@ -10,6 +10,7 @@ import re
 import select
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import termios
@@ -322,3 +323,58 @@ def test_the_dump_of_a_process_is_asked_for_by_its_signal(tmp_path: Path) -> Non
     path.write_text(kept.replace(f'"pid": {process.pid}', f'"pid": {os.getpid()}'))
     run = piped(str(path))  # this process would end by SIGUSR1
     assert (run.returncode, "has ended" in run.stderr) == (1, True)
+
+
+def test_the_dump_of_another_user_has_no_process_signaled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its owner writes any number and any signal into it."""
+    path = tmp_path / "dump.json"
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        dump = {"signal": 9, "began": serving.start_of(process.pid)}
+        path.write_text(
+            json.dumps({
+                "pid": process.pid, "time": 1.0, "totals": {}, "connections": [], "streams": [],
+                "dump": dump,
+            })
+        )  # fmt: skip
+        fstat = os.fstat
+
+        def of_another(descriptor: int) -> os.stat_result:
+            found = list(fstat(descriptor))
+            found[stat.ST_UID] += 1
+            return os.stat_result(found)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fstat", of_another)
+            assert main(["top", str(path)]) == 1
+        assert "not of the user that owns the file" in capsys.readouterr().err
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.close()
+        assert process.wait(LIMIT_S) == 0  # and not by the signal
+
+
+def test_a_process_is_not_looked_for_in_the_folder_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "aiordma"
+    folder.mkdir()
+    folder.chmod(0o777)
+    (folder / f"{os.getpid()}.json").write_text("{}")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert main(["top", str(os.getpid())]) == 1
+    assert "shows nothing" in capsys.readouterr().err
+    folder.chmod(0o700)
+    assert main(["top", str(os.getpid())]) == 1
+    assert "gives no snapshot" in capsys.readouterr().err
+
+
+def test_a_dump_that_has_become_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "dump.json"
+    path.touch()
+    source = top.DumpSource(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(top.NoSnapshotError, match="no file"):
+        source.take()

@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -159,6 +160,59 @@ def test_a_forked_child_leaves_the_socket_alone(tmp_path: Path) -> None:
             os._exit(0 if path.exists() and descriptor_of(service) == -1 else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert asked(path)["pid"] == os.getpid()
+
+
+def test_a_reader_gets_the_end_although_a_child_was_forked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child has the connection to the reader, too, and would keep it open."""
+    path = tmp_path / "metrics.sock"
+    children: list[int] = []
+    end_of_child, keep = os.pipe()
+
+    def forks() -> bytes:
+        children.append(os.fork())
+        if children[-1] == 0:  # pragma: no cover
+            os.close(keep)
+            os.read(end_of_child, 1)
+            os._exit(0)
+        return b"{}"
+
+    monkeypatch.setattr(serving, "as_json", forks)
+    try:
+        with metrics.serve(path), connected(path) as reader:
+            reader.settimeout(5)
+            assert reader.recv(16) == b"{}"
+            assert reader.recv(16) == b""
+    finally:
+        os.close(keep)
+        os.close(end_of_child)
+        for child in children:
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_the_end_keeps_the_socket_of_another(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.sock"
+    first = metrics.serve(path)
+    path.unlink()  # as a cleaner of /tmp does
+    with metrics.serve(path):
+        first.close()
+        assert asked(path)["pid"] == os.getpid()
+    assert not path.exists()
+
+
+def test_no_socket_is_made_in_a_folder_of_another_user(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `sudo -E` has it: that user could put something else in the place of the folder."""
+    if os.geteuid() == 0:
+        os.chown(runtime, 65_534, -1)
+    monkeypatch.setattr(os, "geteuid", lambda: 65_533)
+    other = runtime / "tmp"
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(other))
+    with pytest.raises(OSError, match=r"no folder|alone"):
+        metrics.serve()
+    assert list(runtime.iterdir()) == []
 
 
 def test_many_connections_are_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from aiordma import (
     RequestUnknownError,
     ResourceClosedError,
 )
+from aiordma.requests import calls
 from aiordma.requests.served import Requests
 from aiordma.requests.wire import (
     ANSWER_BODY,
@@ -555,6 +556,130 @@ def test_a_flood_that_takes_no_refusals_ends(run: Run) -> None:
         await settle()
         assert isinstance(end.cause, ProtocolError)
         await part(end)
+
+    run(main())
+
+
+def test_a_flood_that_takes_no_answers_ends(run: Run) -> None:
+    """Each answer is given up after a time, and the words about that wait for room."""
+
+    async def main() -> None:
+        end = await lone()
+        requests = end.requests(limit=1)
+        end.credits = 0
+        for number in range(1000):
+            end.arrive(frame(Kind.REQUEST, number))
+            await settle()
+            if end.cause is not None:
+                break
+            request = await anext(requests)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0):
+                    await request.reply(b"!")
+            await settle()
+        assert number <= INITIAL_REQUESTS + 2
+        assert isinstance(end.cause, ProtocolError)
+        with pytest.raises(ProtocolError, match="not taken 17 answers"):
+            await anext(requests)
+        await part(end)
+
+    run(main())
+
+
+def test_answers_that_were_given_up_and_told_do_not_count(run: Run) -> None:
+    async def main() -> None:
+        end = await lone()
+        requests = end.requests(limit=1)
+        for number in range(5 * INITIAL_REQUESTS):
+            end.credits = 0
+            end.arrive(frame(Kind.REQUEST, number))
+            request = await anext(requests)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0):
+                    await request.reply(b"!")
+            end.give(None)
+            await settle()
+        assert end.cause is None
+        await part(end)
+
+    run(main())
+
+
+async def abandon(end: End, count: int) -> None:
+    asking = [asyncio.create_task(end.request(b"?")) for _ in range(count)]
+    await settle()
+    for task in asking:
+        task.cancel()
+    await asyncio.wait(asking)
+
+
+def test_what_a_peer_owes_is_bounded_whatever_it_grants(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "MOST_ABANDONED", 8)
+
+    async def main() -> None:
+        end = await lone()
+        end.arrive(frame(Kind.GRANT, ANSWER_BODY - 1, (1 << 64) - 1))
+        await settle()
+        await abandon(end, 8)
+        for _ in range(20):
+            with pytest.raises(RequestDeadlineError):
+                await end.request(b"?", 0.001)
+        assert held_by(end.exchange.calls)[0] == 8
+        end.arrive(error_frame(end.sent[0][0][7], ErrorCode.CANCELED, "", ""))
+        asking = asyncio.create_task(end.request(b"?"))
+        await settle()
+        end.arrive(frame(Kind.ANSWER, end.sent[-1][0][7]) + b"!")
+        assert await asking == b"!"
+        await part(end)
+
+    run(main())
+
+
+def test_a_peer_that_answers_no_cancellation_ends(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "UNANSWERED_S", 0.4)
+
+    async def main() -> None:
+        end = await lone()
+        for _ in range(6):  # a peer that ends a call now and then goes on
+            await abandon(end, 2)
+            await asyncio.sleep(0.12)
+            assert end.cause is None
+            end.arrive(error_frame(end.sent[-1][0][7], ErrorCode.CANCELED, "", ""))
+            await settle()
+        asking = asyncio.create_task(end.request(b"?"))
+        await asyncio.sleep(0.6)  # so does a peer that has a call whose task waits
+        assert end.cause is None
+        end.arrive(frame(Kind.ANSWER, end.sent[-1][0][7]))
+        await asking
+        with pytest.raises(ConnectionLostError):
+            await anext(end.requests())
+        assert isinstance(end.cause, ProtocolError)
+        assert "no cancellation" in str(end.cause)
+        await part(end)
+
+    run(main())
+
+
+def test_no_time_runs_when_all_cancellations_are_answered(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "UNANSWERED_S", 0.02)
+
+    async def main() -> None:
+        client, server = await joined()
+        requests = server.requests()
+        await settle()
+        await abandon(client, 5)
+        await settle()
+        assert held_by(client.exchange.calls) == NOTHING
+        await asyncio.sleep(0.06)
+        assert client.cause is None
+        del requests
+        await part(client, server)
 
     run(main())
 

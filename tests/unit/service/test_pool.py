@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gc
 import itertools
@@ -21,7 +22,7 @@ from aiordma import (
     ResourceClosedError,
 )
 from tests.device.stepping import Steps, every_step, run_canceled
-from tests.inside.service import connections_of, pools_connect_by, users_of
+from tests.inside.service import connections_of, pools_connect_by, prove_after, users_of
 
 from ..conftest import LIMIT_S, Run, settle
 
@@ -271,6 +272,68 @@ def test_pauses_between_attempts_grow_to_a_bound(run: Run, new_server: Serve) ->
         bounds = [0.05, 0.1, 0.125, 0.125, 0.125][: len(pauses)]
         assert [low for pause, low in zip(pauses, bounds, strict=True) if pause < low - 0.002] == []
         assert pauses[0] < 1
+        await nothing_left(server)
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["unused", "requests", "check"])
+def test_a_server_that_accepts_and_fails_is_not_connected_to_without_a_pause(
+    run: Run, new_server: Serve, how: str
+) -> None:
+    async def fails(_: Any) -> None:
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        server = new_server()
+        server.breaks = [True] * 10_000
+        pool = new_pool(max_pause=0.4, timeout=0.5, check=fails if how == "check" else None)
+        async with pool:
+            end = asyncio.get_running_loop().time() + 0.5
+            while asyncio.get_running_loop().time() < end:
+                if how == "requests":
+                    with contextlib.suppress(ConnectionLostError, PoolTimeoutError):
+                        await pool.request(b"?", timeout=0.5, idempotent=True)
+                elif how == "check":
+                    with pytest.raises(PoolTimeoutError, match="failed the check"):
+                        async with pool.connection():
+                            pass
+                else:
+                    for each in server.live:
+                        each.abort()
+                    await asyncio.sleep(0.001)
+            # The pauses are 0.05, 0.1, 0.2, 0.2 s at least.
+            assert 2 <= len(server.attempts) <= 6
+        await nothing_left(server)
+
+    run(main())
+
+
+def test_exceptions_of_the_program_cause_no_pause(run: Run, new_server: Serve) -> None:
+    async def main() -> None:
+        server = new_server()
+        async with new_pool(max_pause=100.0) as pool:
+            for _ in range(20):  # the pauses would have come to 100 s
+                with pytest.raises(ZeroDivisionError):
+                    async with pool.connection():
+                        raise ZeroDivisionError
+            assert len(server.made) >= 20
+        await nothing_left(server)
+
+    run(main())
+
+
+def test_a_connection_that_has_worked_is_replaced_at_once(
+    run: Run, new_server: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        server = new_server()
+        prove_after(monkeypatch, 0.01)
+        async with new_pool(max_pause=100.0) as pool:
+            for _ in range(20):  # the pauses would have come to 100 s
+                await pool.wait()
+                await asyncio.sleep(0.02)
+                server.made[-1].abort()
         await nothing_left(server)
 
     run(main())
