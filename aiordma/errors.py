@@ -265,6 +265,8 @@ class DeviceRemovedError(ConnectionLostError):
 class ProtocolError(ConnectionLostError):
     """The peer broke the wire protocol; only this connection is affected."""
 
+    _foreign = False  # its program sends messages where this side has requests
+
 
 class MessageDamagedError(ConnectionLostError):
     """A large message did not match its checksum (errno EBADMSG).
@@ -280,11 +282,13 @@ class RequestError(RdmaError):
     Attributes:
         remote_type: Name of the class of the exception that the peer's handler raised; empty if
             the peer's library refused by itself.
+        remote_text: The text of that exception, without the name of the class.
     """
 
-    def __init__(self, *args: object, remote_type: str = "") -> None:
+    def __init__(self, *args: object, remote_type: str = "", remote_text: str = "") -> None:
         super().__init__(*args)
         self.remote_type = remote_type
+        self.remote_text = remote_text
 
 
 class RequestRefusedError(RequestError):

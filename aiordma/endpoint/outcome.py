@@ -70,6 +70,10 @@ _ABORTS = {
         "does the network reorder packets (docs/surprises.md), or does this program change the "
         "buffer of a message before `send()` has returned?",
     ),
+    AbortReason.MESSAGE: (
+        f"{_SAID}: it takes requests there, and this side sent a message",
+        "use `Connection.request()` (docs/requests.md), or connect to another port",
+    ),
 }
 
 
@@ -105,7 +109,7 @@ def left_error() -> ConnectionLostError:
 def abort_reason(cause: BaseException) -> AbortReason | None:
     """The reason for an ABORT to the peer; None for a cause that needs or allows no message."""
     if isinstance(cause, ProtocolError):
-        return AbortReason.PROTOCOL
+        return AbortReason.MESSAGE if cause._foreign else AbortReason.PROTOCOL
     if isinstance(cause, MessageDamagedError):
         return AbortReason.DAMAGED
     if isinstance(cause, MemoryError):
@@ -125,7 +129,7 @@ def aborted_error(reason: int = AbortReason.PROGRAM) -> ConnectionLostError:
         reason,  # type: ignore[call-overload]
         (f"{_SAID} for reason {reason}, which this version does not know", "see the peer's log"),
     )
-    return _lost(text, hint, protocol=reason == AbortReason.PROTOCOL)
+    return _lost(text, hint, protocol=reason in (AbortReason.PROTOCOL, AbortReason.MESSAGE))
 
 
 def stalled_error(seconds: float) -> RdmaTimeoutError:

@@ -87,6 +87,7 @@ class AbortReason(IntEnum):
     TIMEOUT = 2
     MEMORY = 3
     DAMAGED = 4
+    MESSAGE = 5  # among requests
 
 
 def protocol_error(text: str) -> ProtocolError:

@@ -65,6 +65,7 @@ class Calls:
     __slots__ = (
         "_abandoned", "_bytes", "_calls", "_carrier", "_failure", "_granted", "_granted_bytes",
         "_held", "_line", "_loop", "_number", "_outbox", "_room", "_sender", "_steps", "_timer",
+        "_told",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, carrier: Carrier, outbox: Outbox) -> None:
@@ -77,6 +78,7 @@ class Calls:
         self._number = 0
         self._granted, self._granted_bytes = INITIAL_REQUESTS, INITIAL_BYTES
         self._held = self._bytes = 0  # of the calls under way, and of those that are let in
+        self._told = False  # the peer has granted requests
         self._abandoned: set[int] = set()  # calls under way whose tasks have left
         self._steps = 0  # since the last final frame
         self._timer: asyncio.TimerHandle | None = None  # while there are abandoned calls
@@ -103,9 +105,10 @@ class Calls:
         except TimeoutError:
             if not scope.expired():
                 raise
-            raise RequestDeadlineError(
-                errno.ETIMEDOUT, f"no answer to the request within {timeout:.3g} s"
-            ) from None
+            text = f"no answer to the request within {timeout:.3g} s"
+            if not self._told:
+                text += ", and the peer has not said that it takes requests: does it serve them?"
+            raise RequestDeadlineError(errno.ETIMEDOUT, text) from None
 
     async def _request(self, buf: Any, deadline: float | None) -> Message:
         carrier = self._carrier
@@ -241,6 +244,7 @@ class Calls:
         if not count:
             msg = "a grant of no request"
             raise ViolationError(msg)
+        self._told = True
         self._granted, self._granted_bytes = count, size
         self._let_in()
 

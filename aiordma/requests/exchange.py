@@ -70,6 +70,7 @@ class Exchange:
                 self._take(await receive())
         except ViolationError as exc:
             cause = ProtocolError(errno.EPROTO, f"the peer broke the protocol of requests: {exc}")
+            cause._foreign = exc.foreign
             self._end(cause)
             carrier._break_requests(cause)
         except (ConnectionEndedError, ConnectionLostError, ResourceClosedError) as exc:

@@ -24,6 +24,7 @@ from typing import Any
 
 from aiordma._core import Message
 from aiordma.arguments import bytes_of, check_kind
+from aiordma.errors import RequestError
 from aiordma.loop.running import check_loop, from_finalizer
 from aiordma.loop.wait_line import WaitLine
 from aiordma.requests.outbox import Outbox
@@ -167,7 +168,7 @@ class Request:
         check_kind("exc", exc, BaseException, none=False)
         if self._take():
             self._served.done(self._size)
-            self._served.final(self._number, code_of(exc), type(exc).__name__, _text_of(exc))
+            self._served.final(self._number, code_of(exc), *_words_of(exc))
 
     def _take(self) -> bool:
         """Note that the program answers; whether the peer waits for it."""
@@ -215,11 +216,14 @@ class Request:
         return f"<Request {self._number} {state}, {self._size} bytes>"
 
 
-def _text_of(exc: BaseException) -> str:
+def _words_of(exc: BaseException) -> tuple[str, str]:
+    """Name of the class, and text; of an error of another peer, those of that peer."""
+    if isinstance(exc, RequestError) and exc.remote_type:
+        return exc.remote_type, exc.remote_text or str(exc)
     try:
-        return str(exc)
+        return type(exc).__name__, str(exc)
     except Exception:
-        return "(its text cannot be had)"
+        return type(exc).__name__, "(its text cannot be had)"
 
 
 class _Coming:
@@ -247,8 +251,9 @@ class Served:
     """
 
     __slots__ = (
-        "_ended", "_given_up", "_hard_limit", "_held", "_held_bytes", "_limit", "_limit_bytes",
-        "_line", "_numbers", "_outbox", "_queue", "carrier", "loop", "room", "sender",
+        "_asked", "_ended", "_given_up", "_hard_limit", "_held", "_held_bytes", "_limit",
+        "_limit_bytes", "_line", "_numbers", "_outbox", "_queue", "_untold", "carrier", "loop",
+        "room", "sender",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, carrier: Carrier, outbox: Outbox) -> None:
@@ -259,6 +264,7 @@ class Served:
         self._outbox = outbox
         self._limit, self._limit_bytes = INITIAL_REQUESTS, INITIAL_BYTES
         self._hard_limit = INITIAL_REQUESTS
+        self._asked = self._untold = False  # the first request has come; the grant has changed
         self._numbers: dict[int, _Entry] = {}
         self._given_up = 0  # answers that were given up, and whose ERROR waits for room
         self._queue: dict[Request, None] = {}
@@ -267,11 +273,21 @@ class Served:
         self._ended: Callable[[], BaseException | None] | None = None
 
     def grant(self, count: int, size: int) -> None:
-        """Let the peer have so many requests, and bytes of them, under way."""
+        """Let the peer have so many requests, and bytes of them, under way.
+
+        A peer that has sent no request is told only if it has to ask for less: its program may
+        receive messages.
+        """
         if (count, size) != (self._limit, self._limit_bytes):
             self._limit, self._limit_bytes = count, size
             self._hard_limit = max(self._hard_limit, count)
-            self._outbox.post(frame(Kind.GRANT, count, size))
+            self._untold = True
+            if self._asked or count < INITIAL_REQUESTS or size < INITIAL_BYTES:
+                self._tell_grant()
+
+    def _tell_grant(self) -> None:
+        self._untold = False
+        self._outbox.post(frame(Kind.GRANT, self._limit, self._limit_bytes))
 
     # From the peer
 
@@ -286,6 +302,10 @@ class Served:
         if self._given_up > self._hard_limit:
             msg = f"a request of a peer that has not taken {self._given_up} answers"
             raise ViolationError(msg)
+        if not self._asked:
+            self._asked = True
+            if self._untold:
+                self._tell_grant()
         deadline = self.loop.time() + left * 1e-6 if left else None
         if flags & BODY_FOLLOWS:
             self._numbers[number] = _Coming(deadline)

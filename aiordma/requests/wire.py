@@ -49,6 +49,10 @@ INITIAL_REQUESTS, INITIAL_BYTES = 16, 4 << 20
 #: Bytes of the name and the text of an error.
 MAX_TEXT = 1024
 _MOST_US = 1 << 62
+_NO_REQUEST = (
+    "a message that is no request: the peer's program sends messages to a connection that this "
+    "side uses for requests"
+)
 
 
 class Kind(IntEnum):
@@ -96,7 +100,16 @@ _CODES = {kind: code for code, kind in _CLASSES.items()}
 
 
 class ViolationError(Exception):
-    """The peer broke the format; the text says how."""
+    """The peer broke the format; the text says how.
+
+    Args:
+        text: How.
+        foreign: Whether it is no frame at all: the peer's program sends messages.
+    """
+
+    def __init__(self, text: str, *, foreign: bool = False) -> None:
+        super().__init__(text)
+        self.foreign = foreign
 
 
 #: A header: its kind, flags, number and argument.
@@ -152,8 +165,7 @@ def parse(message: Message) -> Frame:
     """
     size = len(message)
     if size < HEADER_SIZE:
-        msg = f"a frame of {size} bytes is shorter than its header"
-        raise ViolationError(msg)
+        raise ViolationError(_NO_REQUEST, foreign=True)
     magic, version, kind, flags, number, argument = _HEADER.unpack_from(message)
     if (
         magic != MAGIC
@@ -171,8 +183,7 @@ def _violation(
     size: int, magic: int, version: int, kind: int, flags: int, number: int
 ) -> ViolationError:
     if magic != MAGIC:
-        msg = "a message that is no request: the peer's program sends messages to a connection "
-        return ViolationError(msg + "that this side uses for requests")
+        return ViolationError(_NO_REQUEST, foreign=True)
     if version != VERSION:
         return ViolationError(f"version {version} of requests, this side has {VERSION}")
     if kind not in _FLAGS:
@@ -201,11 +212,12 @@ def error_of(code: int, words: bytes) -> RequestError:
     """The exception for an ERROR; a code that is not known here becomes the general class."""
     name, _, text = words.decode(errors="replace").partition("\0")
     kind = _CLASSES.get(code, RequestError)
+    told: dict[str, str] = {"remote_type": name, "remote_text": text}
     if not text or (name and kind is RequestError):
         text = f"{name}: {text}" if name and text else name or text or f"error {code}"
     if kind is RequestDeadlineError:
-        return kind(errno.ETIMEDOUT, text, remote_type=name)
-    return kind(text, remote_type=name)
+        return kind(errno.ETIMEDOUT, text, **told)
+    return kind(text, **told)
 
 
 def again(exc: BaseException) -> Callable[[], BaseException]:

@@ -139,7 +139,10 @@ async def _handle_all(
 
     def ended(task: asyncio.Task[None]) -> None:
         # Not in the task: it may have been canceled before it began.
-        tasks.pop(task)._end()
+        request = tasks.pop(task)
+        if task.cancelled() and not request.canceled:
+            _fail(request, RequestRefusedError("the server is stopping"))
+        request._end()
         room.set()
 
     try:
@@ -180,7 +183,8 @@ async def _handle(
             await _reply(connection, request, answer, tracebacks)
     except asyncio.CancelledError:
         if not request.canceled:
-            _fail(request, RequestRefusedError("the server is stopping"))
+            text = "the server stopped while it served the request"
+            _fail(request, RequestError(text, remote_type="CancelledError", remote_text=text))
         raise
     except RequestError as exc:
         _fail(request, exc)

@@ -112,6 +112,54 @@ async def test_messages_and_requests_do_not_mix(pair: Pair) -> None:
             await client.write(region, b"12345678", imm=1)
 
 
+async def test_a_message_to_a_server_of_requests(address: str) -> None:
+    async with (
+        aiordma.serve_requests(echo, address, 0) as server,
+        aiordma.connect(address, server.port) as client,
+        asyncio.timeout(LIMIT_S),
+    ):
+        await client.send(b"a message")
+        with pytest.raises(aiordma.ProtocolError, match="it takes requests there") as caught:
+            await client.recv()
+        assert "request()" in caught.value.hint
+
+
+async def test_a_request_to_a_peer_that_receives_messages(pair: Pair) -> None:
+    client, server = pair
+    asking = asyncio.create_task(client.request(b"?", timeout=0.5))
+    (await server.recv()).release()
+    with pytest.raises(aiordma.RequestDeadlineError, match="does it serve them"):
+        await asking
+
+
+async def test_the_words_of_an_error(pair: Pair) -> None:
+    """Those of the peer's exception, also where a handler passes an error on."""
+
+    class NoSuchKeyError(aiordma.RequestError):
+        pass
+
+    async def refuse(request: aiordma.Request) -> None:
+        raise NoSuchKeyError("k")
+
+    client, server = pair
+
+    async def pass_on(request: aiordma.Request) -> aiordma.Message:
+        return await client.request(request.body, timeout=LIMIT_S)
+
+    serving = [
+        asyncio.create_task(aiordma.handle_requests(*each))
+        for each in ((server, refuse), (client, pass_on))
+    ]
+    with pytest.raises(aiordma.RequestError) as caught:
+        await server.request(b"?", timeout=LIMIT_S)
+    told = caught.value
+    assert (str(told), told.remote_type, told.remote_text) == (
+        "NoSuchKeyError: k", "NoSuchKeyError", "k",
+    )  # fmt: skip
+    await part(*pair)
+    await asyncio.gather(*serving)
+
+
 async def test_a_raw_connection_has_no_requests(address: str) -> None:
     async with paired(address, ConnectionConfig(raw=True)) as (client, server):
         for call in (lambda: client.request(b""), lambda: anext(server.requests())):
@@ -255,7 +303,7 @@ async def test_at_the_end_of_a_server_handlers_finish_or_are_refused(address: st
         await asyncio.sleep(0)
         go_on.set()
         assert await asking[0] == b"done"
-        with pytest.raises(aiordma.RequestRefusedError, match="the server is stopping"):
+        with pytest.raises(aiordma.RequestError, match="the server stopped while it served"):
             await asking[1]
         await stopping
         with pytest.raises(aiordma.ConnectionLostError):

@@ -491,7 +491,7 @@ HEADER = frame(Kind.REQUEST, 5)
 #: The messages, with their immediates, and words of the error.
 RUDE: dict[str, tuple[list[tuple[bytes, int | None]], str]] = {
     "garbage": ([(b"garbage garbage garbage", None)], "no request"),
-    "short": ([(b"", None)], "0 bytes"),
+    "short": ([(b"", None)], "that is no request"),
     "no body asked": ([(b"x", 5)], "body of request 5"),
     "no answer asked": ([(frame(Kind.ANSWER, 5), None)], "answer to request 5"),
     "no error asked": ([(error_frame(5, 1, "", ""), None)], "error for request 5"),
