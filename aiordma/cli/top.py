@@ -32,9 +32,11 @@ HEADER = (
 )  # fmt: skip
 _LEFT = frozenset({"KIND", "PEER", "DEVICE", "STATE"})
 
-_KINDS = ("connections", "streams")
+# The word of a kind in the table, by its name in a snapshot.
+_KINDS = {"connections": "messages", "streams": "stream", "datagrams": "datagrams"}
 _NUMBERS = ("number", "waiting_to_be_received", "pinned_bytes")
-_COUNTED = ("bytes_sent", "bytes_received", "messages_sent", "messages_received")
+_UNITS = ("messages_sent", "messages_received", "datagrams_sent", "datagrams_received")
+_COUNTED = ("bytes_sent", "bytes_received", *_UNITS)
 
 Seen = dict[str, Any]
 Row = tuple[str, ...]
@@ -163,14 +165,17 @@ def _is_row(each: Any) -> bool:
     """Whether it has all that the table shows."""
     if not isinstance(each, dict):
         return False
-    peer = each.get("peername")
     return (
         all(isinstance(each[name], int) for name in _NUMBERS)
         and all(isinstance(each.get(name, 0), int) for name in _COUNTED)
         and all(isinstance(each[name], str) for name in ("device", "state"))
         and isinstance(each.get("opened_at"), (float, type(None)))
-        and (peer is None or (isinstance(peer, list) and len(peer) == 2))
+        and all(_is_address(each.get(name)) for name in ("peername", "sockname"))
     )
+
+
+def _is_address(address: Any) -> bool:
+    return address is None or (isinstance(address, list) and len(address) == 2)
 
 
 def _source_at(path: Path) -> Source | None:
@@ -233,13 +238,24 @@ def _age(seconds: float | None) -> str:
 
 
 def _rates(each: Seen, before: Seen | None, seconds: float) -> tuple[float, float, float]:
-    """Bytes sent and received, and messages, a second: since `before`, or since the beginning."""
+    """Bytes sent and received, and messages or datagrams, a second.
+
+    Since `before`, or since the beginning.
+    """
     values = []
-    for names in (("bytes_sent",), ("bytes_received",), ("messages_sent", "messages_received")):
+    for names in (("bytes_sent",), ("bytes_received",), _UNITS):
         moved = sum(each.get(name, 0) - (before or {}).get(name, 0) for name in names)
         values.append(moved / seconds if seconds > 0 else 0.0)
     sent, received, messages = values
     return sent, received, messages
+
+
+def _place(each: Seen) -> str:
+    """The peer; of an endpoint without one its own address."""
+    if peer := each.get("peername"):
+        return f"{peer[0]} {peer[1]}"
+    own = each.get("sockname") if "datagrams_sent" in each else None
+    return f"on {own[0]} {own[1]}" if own else "-"
 
 
 def _rows(seen: Seen, before: Seen | None) -> list[Row]:
@@ -247,23 +263,22 @@ def _rows(seen: Seen, before: Seen | None) -> list[Row]:
         each["number"]: each for kind in _KINDS for each in before[kind]
     }  # fmt: skip
     found: list[tuple[float, Row]] = []
-    for kind, name in (("connections", "messages"), ("streams", "stream")):
+    for kind, name in _KINDS.items():
         for each in seen[kind]:
             opened, last = each.get("opened_at"), known.get(each["number"])
             age = None if opened is None else seen["time"] - opened
             since = seen["time"] - before["time"] if before and last else age or 0.0
             sent, received, messages = _rates(each, last, since)
-            peer = each.get("peername")
             row = (
                 str(each["number"]),
                 name,
-                f"{peer[0]} {peer[1]}" if peer else "-",
+                _place(each),
                 each["device"],
                 each["state"],
                 _age(age),
                 _bytes(sent),
                 _bytes(received),
-                _bytes(messages) if kind == "connections" else "-",
+                _bytes(messages) if kind != "streams" else "-",
                 _bytes(each["waiting_to_be_received"]),
                 _bytes(each["pinned_bytes"]),
             )
@@ -276,11 +291,12 @@ def _summary(seen: Seen, before: Seen | None) -> str:
     totals = seen["totals"]
     text = (
         f"process {seen['pid']}: {len(seen['connections'])} connections, "
-        f"{len(seen['streams'])} streams; {totals.get('messages_sent', 0)} messages sent, "
+        f"{len(seen['streams'])} streams, {len(seen['datagrams'])} datagram endpoints; "
+        f"{totals.get('messages_sent', 0)} messages sent, "
         f"{totals.get('messages_received', 0)} received; {totals.get('connections_lost', 0)} "
         f"connections lost, {totals.get('refused', 0)} clients refused"
     )
-    unlisted = seen.get("unlisted_connections", 0) + seen.get("unlisted_streams", 0)
+    unlisted = sum(seen.get(f"unlisted_{kind}", 0) for kind in _KINDS)
     if unlisted:
         text += f"; {unlisted} more are not listed"
     return printable(text if before else text + "; rates since each was opened")
@@ -396,7 +412,7 @@ def _only_process() -> str:
 def top(
     context: click.Context, *, target: str | None, as_json: bool, count: int | None, interval: float
 ) -> None:
-    """Show the live connections and streams of a process.
+    """Show the live connections, streams and datagram endpoints of a process.
 
     The process has to call `aiordma.metrics.serve()`, or `aiordma.metrics.dump_on_signal()`.  With
     the number of a process, or without any, its socket is looked for where these make it.  SENT/s

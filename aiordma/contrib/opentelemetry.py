@@ -44,12 +44,12 @@ def _one(attribute: str) -> _Values:
 
 
 def _open(seen: Snapshot) -> Iterable[Observation]:
-    kinds = ("connections", "streams", "listeners")
+    kinds = ("connections", "streams", "listeners", "datagrams")
     return [Observation(len(getattr(seen, kind)), {"kind": kind}) for kind in kinds]
 
 
 def _pinned(seen: Snapshot) -> Iterable[Observation]:
-    kinds = ("connections", "streams")
+    kinds = ("connections", "streams", "datagrams")
     return [
         Observation(sum(each.pinned_bytes for each in getattr(seen, kind)), {"kind": kind})
         for kind in kinds
@@ -67,6 +67,10 @@ _COUNTERS: dict[str, tuple[str, str, _Values]] = {
     "aiordma.messages": ("{message}", "Messages of connections.", _directed("messages")),
     "aiordma.message.bytes": ("By", "Bytes of these messages.", _directed("bytes")),
     "aiordma.stream.bytes": ("By", "Bytes of streams.", _directed("stream_bytes")),
+    "aiordma.datagrams": ("{datagram}", "Datagrams.", _directed("datagrams")),
+    "aiordma.datagram.bytes": ("By", "Bytes of datagrams.", _directed("datagram_bytes")),
+    "aiordma.datagrams.dropped": ("{datagram}", "Lost before leaving.", _one("datagrams_dropped")),
+    "aiordma.datagrams.ignored": ("{datagram}", "Not for it.", _one("datagrams_ignored")),
     "aiordma.one_sided.read": ("By", "Bytes of RDMA READs.", _one("bytes_read")),
     "aiordma.one_sided.written": ("By", "Bytes of RDMA WRITEs.", _one("bytes_written")),
     "aiordma.atomics": ("{operation}", "Atomic operations.", _one("atomics")),

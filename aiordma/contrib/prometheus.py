@@ -25,6 +25,8 @@ _DIRECTED = {
     "messages": ("Messages of connections.", "messages"),
     "message_bytes": ("Bytes of the messages of connections.", "bytes"),
     "stream_bytes": ("Bytes of streams.", "stream_bytes"),
+    "datagrams": ("Datagrams.", "datagrams"),
+    "datagram_bytes": ("Bytes of datagrams.", "datagram_bytes"),
 }
 _PLAIN = {
     "one_sided_read_bytes": ("Bytes of RDMA READs.", "bytes_read"),
@@ -35,6 +37,8 @@ _PLAIN = {
     "dropped": ("Clients dropped in the middle of a handshake.", "dropped"),
     "connections_lost": ("Connections that broke.", "connections_lost"),
     "streams_lost": ("Streams that broke.", "streams_lost"),
+    "datagrams_dropped": ("Datagrams lost before they left.", "datagrams_dropped"),
+    "datagrams_ignored": ("Datagrams not for the endpoint.", "datagrams_ignored"),
 }
 _TIMED = {
     "connect": "Time to connect, retries included.",
@@ -105,13 +109,13 @@ def _histogram(name: str, text: str, seen: Histogram) -> Metric:
 
 def _now(seen: Snapshot) -> Iterator[Metric]:
     open_ = GaugeMetricFamily("aiordma_open", "What is open now.", labels=["kind"])
-    for kind in ("connections", "streams", "listeners"):
+    for kind in ("connections", "streams", "listeners", "datagrams"):
         open_.add_metric([kind], len(getattr(seen, kind)))
     yield open_
     pinned = GaugeMetricFamily(
-        "aiordma_pinned_bytes", "Registered memory of connections and streams.", labels=["kind"]
+        "aiordma_pinned_bytes", "Registered memory of what is open.", labels=["kind"]
     )
-    for kind in ("connections", "streams"):
+    for kind in ("connections", "streams", "datagrams"):
         pinned.add_metric([kind], sum(each.pinned_bytes for each in getattr(seen, kind)))
     yield pinned
     used = GaugeMetricFamily("aiordma_budget_used_bytes", "Bytes held.", labels=["budget"])

@@ -398,6 +398,11 @@ class Destinations:
         """Whether datagrams wait for a destination to be found."""
         return any(destination.pending for destination in self._all())
 
+    @property
+    def pending(self) -> int:
+        """Number of datagrams that wait for a destination to be found."""
+        return sum(len(destination.pending) for destination in self._all())
+
     def _all(self) -> list[Destination]:
         return [*self._asked.values(), *self._answered.values()]
 

@@ -22,6 +22,7 @@ from aiordma.datagram.destinations import Destination, Destinations
 from aiordma.datagram.groups import Groups
 from aiordma.datagram.port import DatagramPort
 from aiordma.errors import errno_error
+from aiordma.link.tally import DatagramCounts
 
 __all__ = ["Outbox"]
 
@@ -32,7 +33,7 @@ class Outbox:
     """The datagrams that wait to be sent, and their destinations.
 
     Args:
-        port, groups, config: The endpoint's.
+        port, groups, config, counts: The endpoint's.
         error: Called with the cause when datagrams are lost.
         moved: Called when datagrams wait, have gone to the adapter, or were given up.
 
@@ -41,8 +42,8 @@ class Outbox:
     """
 
     __slots__ = (
-        "_error", "_line", "_loop", "_moved", "_port", "_room", "_unanswered", "destinations",
-        "size",
+        "_counts", "_error", "_line", "_loop", "_moved", "_port", "_room", "_unanswered",
+        "destinations", "size",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +51,7 @@ class Outbox:
         port: DatagramPort,
         groups: Groups,
         config: DatagramConfig,
+        counts: DatagramCounts,
         error: Callable[[OSError], None],
         moved: Callable[[], None],
     ) -> None:
@@ -58,6 +60,7 @@ class Outbox:
         )
         self._loop = asyncio.get_running_loop()
         self._port = port
+        self._counts = counts
         self.size: int = 0
         self._room = config.max_buffer_size
         self._error = error
@@ -75,22 +78,29 @@ class Outbox:
         """Whether anything waits for a slot."""
         return bool(self._line)
 
+    @property
+    def held(self) -> int:
+        """Bytes that wait, also for a source to be found."""
+        return self.size + self._unanswered
+
     def send(self, data: Any, key: Key) -> None:
         """Send contiguous bytes; copies them.  A dropped datagram is reported, in a later turn."""
         try:
             destination = self.destinations.get(key)
         except OSError as exc:
+            self._counts.dropped += 1
             self._loop.call_soon(self._error, exc)
             return
         if not self._line and self._post(data, destination):
             return
         size = len(data) + _HEADER
-        waiting = self.size + self._unanswered
+        waiting = self.held
         unanswered = destination.ah is None and destination.is_source
         if waiting + size > self._room or (
             unanswered and self._unanswered + size > self._room // 2
         ):
             full = errno_error(errno.ENOBUFS, f"{waiting} bytes wait to be sent")
+            self._counts.dropped += 1
             self._loop.call_soon(self._error, full)
             return
         if destination.ah is None:
@@ -107,7 +117,12 @@ class Outbox:
         ah = destination.ah
         if ah is None:
             return False
-        return self._port.post_send(data, ah, destination.qpn, destination.qkey)
+        if not self._port.post_send(data, ah, destination.qpn, destination.qkey):
+            return False
+        counts = self._counts
+        counts.sent += 1
+        counts.bytes_sent += len(data)
+        return True
 
     def _enqueue(self, data: bytes, destination: Destination) -> None:
         self._line.append((data, destination))
@@ -117,8 +132,9 @@ class Outbox:
         """Send the datagrams that wait, in order, as long as there are slots."""
         while self._line:
             data, destination = self._line[0]
-            # If the destination was lost meanwhile, that was reported; the datagram is dropped.
-            if destination.ah is not None and not self._post(data, destination):
+            if destination.ah is None:  # it was lost meanwhile, and that was reported
+                self._counts.dropped += 1
+            elif not self._post(data, destination):
                 break
             self._line.popleft()
             destination.queued -= 1
@@ -135,6 +151,7 @@ class Outbox:
         self.flush()
 
     def _on_not_found(self, destination: Destination, exc: OSError) -> None:
+        self._counts.dropped += len(destination.pending)
         while destination.pending:
             size = len(destination.pending.popleft()) + _HEADER
             if destination.is_source:
@@ -146,5 +163,6 @@ class Outbox:
 
     def clear(self) -> None:
         """Drop all datagrams, and stop looking for destinations."""
+        self._counts.dropped += len(self._line) + self.destinations.pending
         self._line.clear()
         self.destinations.close()

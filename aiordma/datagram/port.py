@@ -28,7 +28,8 @@ import asyncio
 import contextlib
 import errno
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from aiordma._core import SUB_RECV, SUB_SHIFT
 from aiordma.cm.address import Address
@@ -68,15 +69,17 @@ class DatagramOwner(Owner, Protocol):
     def _on_sent(self) -> None:
         """A datagram has left, and its slot is free."""
 
-    def _on_restarted(self, cause: OSError) -> None:
-        """The queue pair has begun anew: its posts are lost."""
+    def _on_restarted(self, cause: OSError, lost: int) -> None:
+        """The queue pair has begun anew: so many posted datagrams are lost."""
 
 
-class _Broken(NamedTuple):
+@dataclass(slots=True)
+class _Broken:
     """The queue pair is in the error state."""
 
     cause: OSError
     timer: asyncio.TimerHandle  # restarts the queue pair, even if some posts have not completed
+    lost: int = 0  # datagrams that came back
 
 
 class DatagramPort(AdapterSide):
@@ -166,6 +169,11 @@ class DatagramPort(AdapterSide):
         """Bytes that a datagram may have."""
         return self._send.size
 
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of its slots; in any thread."""
+        return self._recv.mr.length + self._send.mr.length
+
     def start(self, owner: DatagramOwner) -> None:
         """Call `owner` from now on; datagrams can be sent."""
         self._owner = owner
@@ -206,6 +214,8 @@ class DatagramPort(AdapterSide):
                 owner._on_sent()
         if not good:
             self._break(sub, record)
+            if self._broken is not None and not sub & SUB_RECV:
+                self._broken.lost += 1
         if self._broken is not None and not self._recv and not self._send:
             self.loop.call_soon(self._restart)
 
@@ -238,10 +248,11 @@ class DatagramPort(AdapterSide):
             return
         # Completions from before the reset that arrive late belong to no slot.
         self.completions.begin_anew(self)
+        lost = broken.lost + len(self._send)
         self._send.all_done()
         self.post_recv(self._recv.take_all())
         if self._owner is not None:
-            self._owner._on_restarted(broken.cause)
+            self._owner._on_restarted(broken.cause, lost)
 
     # Posting
 

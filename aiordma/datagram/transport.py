@@ -18,6 +18,7 @@ import asyncio
 import errno
 import socket
 import sys
+import time
 import warnings
 from asyncio import transports
 from collections import deque
@@ -32,6 +33,8 @@ from aiordma.datagram.groups import Groups
 from aiordma.datagram.outbox import Outbox
 from aiordma.datagram.port import DatagramPort
 from aiordma.errors import MessageTooLargeError, errno_error, prefix_address
+from aiordma.link.adapter_side import reason_of
+from aiordma.link.tally import DatagramCounts
 from aiordma.link.transport_socket import RdmaTransportSocket
 from aiordma.logs import log_of
 from aiordma.loop import background, fork
@@ -58,13 +61,13 @@ class RdmaDatagramTransport(transports._FlowControlMixin, asyncio.DatagramTransp
     another overtake it.
 
     `get_extra_info` knows `sockname`, `peername`, `device`, `port` (of the device), `gid`,
-    `link_layer`, `transport`, `mtu`, `qpn`, `provider`, `backend` and `socket`, which is an
-    `RdmaTransportSocket`.
+    `link_layer`, `transport`, `mtu`, `qpn`, `provider`, `backend`, `number` (in `aiordma.metrics`),
+    `opened_at` (seconds since 1970) and `socket`, which is an `RdmaTransportSocket`.
     """
 
     __slots__ = (
-        "__weakref__", "_closing", "_config", "_copied", "_default", "_ended", "_groups", "_info",
-        "_keys", "_lost", "_mtu", "_outbox", "_over", "_peername", "_port", "_protocol",
+        "__weakref__", "_closing", "_config", "_copied", "_counts", "_default", "_ended", "_groups",
+        "_info", "_keys", "_lost", "_mtu", "_outbox", "_over", "_peername", "_port", "_protocol",
         "_received", "_scheduled", "_timer",
     )  # fmt: skip
 
@@ -77,6 +80,7 @@ class RdmaDatagramTransport(transports._FlowControlMixin, asyncio.DatagramTransp
         self, loop: asyncio.AbstractEventLoop, port: DatagramPort, config: DatagramConfig
     ) -> None:
         self._info = {**port.describe(), "sockname": port.sockname, "peername": None}
+        self._info |= {"number": port.number, "opened_at": time.time()}
         self._info["socket"] = RdmaTransportSocket(port.sockname, None, socket.SOCK_DGRAM)
         super().__init__(self._info, loop)
         self._port = port
@@ -86,7 +90,8 @@ class RdmaDatagramTransport(transports._FlowControlMixin, asyncio.DatagramTransp
         self._default: Key | None = None  # where datagrams without an address go
         self._peername: Address | None = None
         self._protocol: Any = None
-        self._outbox = Outbox(port, self._groups, config, self._error, self._on_moved)
+        self._counts = DatagramCounts()
+        self._outbox = Outbox(port, self._groups, config, self._counts, self._error, self._on_moved)
         self._received: deque[tuple[int, WCRecord]] = deque()
         self._copied: deque[tuple[bytes, GRH, WCRecord]] = deque()  # out of their slots
         self._scheduled = False
@@ -96,6 +101,7 @@ class RdmaDatagramTransport(transports._FlowControlMixin, asyncio.DatagramTransp
         self._lost = 0
         self._timer: asyncio.TimerHandle | None = None
         self._over: asyncio.Future[None] = loop.create_future()
+        port.at_close(self._counts.end)
         port.start(self)
         fork.guard(self)
         fork.guard_public(self)
@@ -205,8 +211,9 @@ class RdmaDatagramTransport(transports._FlowControlMixin, asyncio.DatagramTransp
         if self._closing and self._outbox.empty:
             self._end(None)
 
-    def _on_restarted(self, cause: OSError) -> None:
+    def _on_restarted(self, cause: OSError, lost: int) -> None:
         """Report the posted datagrams as lost, and go on."""
+        self._counts.dropped += lost
         self._error(cause)
         self._outbox.flush()
 
@@ -248,7 +255,11 @@ class RdmaDatagramTransport(transports._FlowControlMixin, asyncio.DatagramTransp
             if self._closing:
                 return
             if self._is_for_us(grh, source):
+                self._counts.received += 1
+                self._counts.bytes_received += len(data)
                 self._call("datagram_received", data, source)
+            else:
+                self._counts.ignored += 1
 
     def _is_for_us(self, grh: GRH, source: Any) -> bool:
         # A group's datagrams from before it was left may still be here.
@@ -423,8 +434,31 @@ class RdmaDatagramTransport(transports._FlowControlMixin, asyncio.DatagramTransp
         await asyncio.shield(self._over)
         await self._port.wait_closed()
 
+    @property
+    def _stage(self) -> str:
+        return "closed" if self._ended else "closing" if self._closing else "open"
+
+    def _seen(self) -> dict[str, Any]:
+        """The endpoint as `aiordma.metrics` shows it; in any thread, without a call of C."""
+        port, cause = self._port, self._port.failure
+        counts = self._counts.read()
+        return {
+            **self._info,
+            "state": self._stage,
+            "cause": None if cause is None else reason_of(cause),
+            "datagrams_sent": counts["sent"],
+            "bytes_sent": counts["bytes_sent"],
+            "datagrams_received": counts["received"],
+            "bytes_received": counts["bytes_received"],
+            "dropped": counts["dropped"],
+            "ignored": counts["ignored"],
+            "waiting_to_be_received": len(self._received) + len(self._copied),
+            "waiting_to_be_sent": self._outbox.held,
+            "pinned_bytes": 0 if port.closed else port.pinned_bytes,
+        }
+
     def __repr__(self) -> str:
-        state = "closed" if self._ended else "closing" if self._closing else "open"
+        state = self._stage
         peer = f" to {self._peername}" if self._peername else ""
         return f"<RdmaDatagramTransport {state} {self.get_extra_info('sockname')}{peer}>"
 

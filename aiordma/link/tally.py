@@ -2,8 +2,11 @@
 
 Theory of operation
     Messages and bytes are counted in C, for each connection, and summed in C (`_core/tally.c`).
-    Here is the rest: events that are rare, and the durations of operations, in buckets with fixed
-    bounds.  `aiordma.metrics` reads all of it.
+    Here is the rest: datagrams, events that are rare, and the durations of operations, in buckets
+    with fixed bounds.  `aiordma.metrics` reads all of it.
+
+    The counters of a datagram endpoint are in the sums from its making on.  At its end they are
+    added to those of the endpoints that have ended, in one step, so that no sum ever falls.
 
     A tracer (`aiordma.contrib.opentelemetry`) gets the same operations.  While there is none
     it costs a look at an empty tuple.  A tracer that raises is logged, and does no harm.
@@ -25,12 +28,14 @@ from aiordma.loop import fork
 __all__ = [
     "BOUNDS_S",
     "OPERATIONS",
+    "DatagramCounts",
     "Durations",
     "Operation",
     "Tracer",
     "add_tracer",
     "count",
     "counts",
+    "datagram_totals",
     "durations",
     "observe",
     "observed",
@@ -136,6 +141,54 @@ def counts() -> dict[str, int]:
         return dict(_counts)
 
 
+class DatagramCounts:
+    """Counters of a datagram endpoint, changed by its loop; in the sums until `end`, and after it.
+
+    Attributes:
+        sent: Datagrams that the adapter has been given.
+        bytes_sent: Bytes of these datagrams.
+        received: Datagrams that the program has been given.
+        bytes_received: Bytes of these datagrams.
+        dropped: Datagrams of the program that were lost before they left.
+        ignored: Datagrams that arrived, but not from the peer or from a group of the endpoint.
+    """
+
+    __slots__ = ("bytes_received", "bytes_sent", "dropped", "ignored", "received", "sent")
+
+    def __init__(self) -> None:
+        self.sent = self.bytes_sent = self.received = self.bytes_received = 0
+        self.dropped = self.ignored = 0
+        with _lock:
+            _datagrams.add(self)
+
+    def read(self) -> dict[str, int]:
+        """All counters, by name."""
+        return {name: getattr(self, name) for name in DATAGRAM_COUNTERS}
+
+    def end(self) -> None:
+        """The endpoint ends, and counts nothing more.  Idempotent."""
+        with _lock:
+            if self in _datagrams:
+                _datagrams.remove(self)
+                for name, value in self.read().items():
+                    _ended[name] += value
+
+
+#: The attributes of `DatagramCounts`.
+DATAGRAM_COUNTERS = (
+    "sent", "bytes_sent", "received", "bytes_received", "dropped", "ignored",
+)  # fmt: skip
+_datagrams: set[DatagramCounts] = set()
+_ended = dict.fromkeys(DATAGRAM_COUNTERS, 0)
+
+
+def datagram_totals() -> dict[str, int]:
+    """Sums of the counters of all datagram endpoints that there have been."""
+    with _lock:
+        seen = [_ended, *(each.read() for each in _datagrams)]
+    return {name: sum(each[name] for each in seen) for name in DATAGRAM_COUNTERS}
+
+
 def add_tracer(tracer: Tracer) -> None:
     """Have `tracer` told of the operations that begin from now on."""
     global _tracers
@@ -208,6 +261,8 @@ def _renew() -> None:
     """In a forked child: it has connected to nothing."""
     for event in EVENTS:
         _counts[event] = 0
+    _datagrams.clear()
+    _ended.update(dict.fromkeys(DATAGRAM_COUNTERS, 0))
     for each in durations.values():
         each.reset()
 

@@ -25,6 +25,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextvars import Context
 from typing import Any, Protocol, TypeVar
 
+from aiordma.loop.raised import ENDS_THE_LOOP
 from aiordma.loop.running import running_loop
 
 __all__ = ["Delivering", "at_end", "deliver_at_end", "forget", "prepare", "start", "stay"]
@@ -164,6 +165,7 @@ def start(
     # A loop that is closed without the generator is no fault of the program's.  asyncio itself sets
     # this attribute for the same purpose.
     task._log_destroy_pending = False  # type: ignore[attr-defined]
+    task.add_done_callback(_retrieve)
     if background is not None:
         background.tasks.add(task)
         task.add_done_callback(background.tasks.discard)
@@ -171,6 +173,12 @@ def start(
             background.patient.add(task)
             task.add_done_callback(background.patient.discard)
     return task
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    """A KeyboardInterrupt that hit the task has left the loop: asyncio need not report it again."""
+    if isinstance(getattr(task, "_exception", None), ENDS_THE_LOOP):
+        task.exception()
 
 
 def stay() -> None:

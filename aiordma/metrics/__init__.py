@@ -1,4 +1,4 @@
-"""Counters of this process and of each open connection, stream and listener, by `snapshot`.
+"""Counters of this process, and of its open connections, endpoints and listeners, by `snapshot`.
 
 Nothing is gathered until a program asks.  `serve` and `dump_on_signal` let `aiordma top` ask;
 `Operation` is for code that sends requests and wants them timed, counted and traced.
@@ -9,6 +9,7 @@ from aiordma.metrics.serving import Service, dump_on_signal, serve
 from aiordma.metrics.snapshot import (
     Budget,
     ConnectionMetrics,
+    DatagramMetrics,
     Histogram,
     ListenerMetrics,
     Snapshot,
@@ -20,6 +21,7 @@ from aiordma.metrics.snapshot import (
 __all__ = [
     "Budget",
     "ConnectionMetrics",
+    "DatagramMetrics",
     "Histogram",
     "ListenerMetrics",
     "Operation",

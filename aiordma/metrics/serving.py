@@ -39,7 +39,7 @@ __all__ = ["Service", "default_paths", "dump_on_signal", "is_owned", "serve", "s
 _log = log_of()
 SEND_S = 2.0  # for a reader to take all of a snapshot
 _PAUSE_S = 0.05  # after each
-LISTED = 10_000  # connections, and streams, in one answer; the totals have all
+LISTED = 10_000  # connections, streams, and endpoints, in one answer; the totals have all
 _BACKLOG = 8
 
 
@@ -104,7 +104,7 @@ def start_of(pid: int) -> str:
 
 def as_json(**more: Any) -> bytes:
     seen = snapshot().to_dict()
-    for name in ("connections", "streams"):
+    for name in ("connections", "streams", "datagrams"):
         seen["unlisted_" + name] = max(0, len(seen[name]) - LISTED)
         seen[name] = seen[name][-LISTED:]
     return json.dumps({**seen, **more}).encode()

@@ -1,11 +1,11 @@
 """snapshot(): all counters of the process, as of now.
 
 Theory of operation
-    C keeps the counters of each connection, and their sums (`_core/tally.c`); rare events and
-    durations are in `link.tally`.  A snapshot walks the objects that live and reads them, in any
-    thread: each figure is read in one step, and figures of one connection may be of slightly
-    different moments while its loop runs in another thread.  No C library is called, so that a
-    snapshot waits for no adapter.
+    C keeps the counters of each connection, and their sums (`_core/tally.c`); those of datagrams,
+    rare events and durations are in `link.tally`.  A snapshot walks the objects that live and reads
+    them, in any thread: each figure is read in one step, and figures of one connection may be of
+    slightly different moments while its loop runs in another thread.  No C library is called, so
+    that a snapshot waits for no adapter.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from aiordma import _core
 from aiordma.cm.address import Address
+from aiordma.datagram.transport import RdmaDatagramTransport
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.listener import Listener
 from aiordma.errors import ForkedError, ResourceClosedError
@@ -32,8 +33,8 @@ from aiordma.streams.server import RdmaServer
 from aiordma.streams.transport import RdmaTransport
 
 __all__ = [
-    "Budget", "ConnectionMetrics", "Histogram", "ListenerMetrics", "Snapshot", "StreamMetrics",
-    "Totals", "snapshot",
+    "Budget", "ConnectionMetrics", "DatagramMetrics", "Histogram", "ListenerMetrics", "Snapshot",
+    "StreamMetrics", "Totals", "snapshot",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -85,6 +86,12 @@ class Totals:
         connections_lost: Open connections that ended neither by this side nor by the peer in good
             order.
         streams_lost: Likewise of streams.
+        datagrams_sent: As `DatagramMetrics` has them, and so the next five.
+        datagram_bytes_sent: Bytes.
+        datagrams_received: Datagrams.
+        datagram_bytes_received: Bytes.
+        datagrams_dropped: Datagrams.
+        datagrams_ignored: Datagrams.
     """
 
     messages_sent: int = 0
@@ -105,6 +112,12 @@ class Totals:
     dropped: int = 0
     connections_lost: int = 0
     streams_lost: int = 0
+    datagrams_sent: int = 0
+    datagram_bytes_sent: int = 0
+    datagrams_received: int = 0
+    datagram_bytes_received: int = 0
+    datagrams_dropped: int = 0
+    datagrams_ignored: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +205,46 @@ class StreamMetrics:
 
 
 @dataclass(frozen=True, slots=True)
+class DatagramMetrics:
+    """A datagram endpoint that is not closed yet; attributes as of `ConnectionMetrics`.
+
+    Attributes:
+        peername: (address, port) to which the endpoint is connected; None if it is not.
+        datagrams_sent: Datagrams that the adapter has been given.
+        bytes_sent: Bytes of these datagrams.
+        datagrams_received: Datagrams that the program has been given.
+        bytes_received: Bytes of these datagrams.
+        dropped: Datagrams of the program that were lost before they left: no room, no way to the
+            receiver, a network that was down, or the end of the endpoint.  After a network was
+            down some of them are in `datagrams_sent`, too.
+        ignored: Datagrams that arrived, but not from the peer to which the endpoint is connected,
+            or for a group that it has left.  Those for which the adapter had no receive are counted
+            nowhere: the adapter does not tell.
+        waiting_to_be_received: Datagrams that have arrived and that the program has not been given.
+        waiting_to_be_sent: Bytes, 8 for each datagram beside its own.
+        pinned_bytes: Bytes of its slots.
+    """
+
+    number: int
+    state: str
+    device: str
+    qpn: int
+    peername: Address | None = None
+    sockname: Address | None = None
+    opened_at: float | None = None
+    cause: str | None = None
+    datagrams_sent: int = 0
+    bytes_sent: int = 0
+    datagrams_received: int = 0
+    bytes_received: int = 0
+    dropped: int = 0
+    ignored: int = 0
+    waiting_to_be_received: int = 0
+    waiting_to_be_sent: int = 0
+    pinned_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ListenerMetrics:
     """A listener of messages, or a server of streams, that is not closed.
 
@@ -256,6 +309,7 @@ class Snapshot:
         streams: Streams.
         listeners: Listeners and servers.
         budgets: Budgets of the process and of its loops.
+        datagrams: Datagram endpoints, by number.
     """
 
     time: float
@@ -269,6 +323,7 @@ class Snapshot:
     streams: tuple[StreamMetrics, ...] = ()
     listeners: tuple[ListenerMetrics, ...] = ()
     budgets: tuple[Budget, ...] = field(default=())
+    datagrams: tuple[DatagramMetrics, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The same as dicts, lists, strings and numbers, for `json.dumps`."""
@@ -295,7 +350,7 @@ fork.renew(_inherit)
 
 def _totals() -> Totals:
     sums, before = _sums(), _inherited or (0,) * 9
-    counts = tally.counts()
+    counts, datagrams = tally.counts(), tally.datagram_totals()
     # In the order of the attributes, and of the sums in C.
     names = [each.name for each in dataclasses.fields(Totals)]
     moved = {name: now - then for name, now, then in zip(names, sums, before, strict=False)}
@@ -310,6 +365,12 @@ def _totals() -> Totals:
         dropped=counts["dropped"],
         connections_lost=counts["connections_lost"],
         streams_lost=counts["streams_lost"],
+        datagrams_sent=datagrams["sent"],
+        datagram_bytes_sent=datagrams["bytes_sent"],
+        datagrams_received=datagrams["received"],
+        datagram_bytes_received=datagrams["bytes_received"],
+        datagrams_dropped=datagrams["dropped"],
+        datagrams_ignored=datagrams["ignored"],
     )
 
 
@@ -334,7 +395,7 @@ def _names_of(kind: Any) -> frozenset[str]:
 
 
 _CONNECTION, _STREAM = _names_of(ConnectionMetrics), _names_of(StreamMetrics)
-_LISTENER = _names_of(ListenerMetrics)
+_LISTENER, _DATAGRAM = _names_of(ListenerMetrics), _names_of(DatagramMetrics)
 
 
 def _budgets(loops: set[asyncio.AbstractEventLoop]) -> list[Budget]:
@@ -359,6 +420,7 @@ def snapshot() -> Snapshot:
     connections: list[ConnectionMetrics] = []
     streams: list[StreamMetrics] = []
     listeners: list[ListenerMetrics] = []
+    datagrams: list[DatagramMetrics] = []
     loops: set[asyncio.AbstractEventLoop] = set()
     for each in fork.public_objects():
         if isinstance(each, Connection):
@@ -369,6 +431,8 @@ def snapshot() -> Snapshot:
             streams += _open(StreamMetrics, _STREAM, each)
         elif isinstance(each, (Listener, RdmaServer)):
             listeners += _open(ListenerMetrics, _LISTENER, each)
+        elif isinstance(each, RdmaDatagramTransport):
+            datagrams += _open(DatagramMetrics, _DATAGRAM, each)
     return Snapshot(
         time.time(),
         os.getpid(),
@@ -381,4 +445,5 @@ def snapshot() -> Snapshot:
         tuple(sorted(streams, key=lambda each: each.number)),
         tuple(sorted(listeners, key=lambda each: (each.kind, each.addresses))),
         tuple(_budgets(loops)),
+        tuple(sorted(datagrams, key=lambda each: each.number)),
     )

@@ -406,19 +406,25 @@ class RdmaServer(asyncio.AbstractServer):
 
     async def _end(self) -> None:
         """Close it all, in bounded time whatever clients do."""
-        self.close()
-        self.close_clients()
         seconds = self._config.close_timeout_s
-        if not self._aborting:
-            try:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling() > 1:
+            self._aborting = True  # canceled again before it has run
+        try:
+            self.close()
+            self.close_clients()
+            if not self._aborting:
                 async with asyncio.timeout(seconds):
                     await self.wait_closed()
                 return
-            except (TimeoutError, asyncio.CancelledError) as exc:
-                self._aborting = True
-                if isinstance(exc, asyncio.CancelledError):
-                    self.abort_clients()
-                    raise
+        except TimeoutError:
+            self._aborting = True
+        except BaseException:
+            # Canceled again; or a second Ctrl-C has hit this task between two steps of the end of a
+            # connection, which only an abort makes up for.
+            self._aborting = True
+            self.abort_clients()
+            raise
         self.abort_clients()
         try:
             async with asyncio.timeout(seconds):

@@ -1,9 +1,10 @@
-"""The RDMA objects that the kernel holds for a process: `rdma resource show` in Python.
+"""The RDMA objects that the kernel holds, of a process or in all: `rdma resource show` in Python.
 
 Theory of operation
     One request for the list of devices (RDMA_NLDEV_CMD_GET, as a dump), and for each device one for
     each kind of object (RDMA_NLDEV_CMD_RES_QP_GET and its sisters, as dumps). An answer has a table
-    with an entry for each object, and in it the process and a number. The numbers are those of
+    with an entry for each object, and in it the process and a number. The counts of all processes
+    need a single request (RDMA_NLDEV_CMD_RES_GET, as a dump). The numbers are those of
     <rdma/rdma_netlink.h>; each attribute is its length, its type and its value, padded to four
     bytes.
 """
@@ -13,14 +14,16 @@ from __future__ import annotations
 import socket
 import struct
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["objects_of_process"]
+__all__ = ["object_counts", "objects_of_process"]
 
 _NETLINK_RDMA = 20
 _CLIENT = 5 << 10  # RDMA_NL_NLDEV
 _GET = _CLIENT | 1
+_RES_GET = _CLIENT | 9
 _REQUEST_DUMP = 0x1 | 0x300  # NLM_F_REQUEST, NLM_F_DUMP
 _ERROR, _DONE = 2, 3
 _HEADER = struct.Struct("=IHHII")
@@ -28,6 +31,7 @@ _ATTRIBUTE = struct.Struct("=HH")
 _INDEX = struct.Struct("=HHI")
 _TYPE_MASK = 0x3FFF
 _DEV_INDEX, _DEV_NAME, _PROCESS = 1, 2, 28
+_SUMMARY, _SUMMARY_NAME, _SUMMARY_COUNT = 15, 17, 18
 _LIMIT_S = 20.0
 
 
@@ -49,6 +53,26 @@ _KINDS = (
 )
 
 
+def object_counts() -> Counter[str]:
+    """Return how many objects of each kind there are, of all processes and over all devices.
+
+    Kinds have the kernel's names: ``qp``, ``cq``, ``mr``, ``pd``, ``cm_id``, ``srq``, ``ctx``.
+
+    Raises:
+        OSError: the kernel has no RDMA, or refuses.
+        TimeoutError: it says nothing.
+    """
+    total: Counter[str] = Counter()
+    with _socket() as sock:
+        for body in _dump(sock, _RES_GET):
+            for kind, summary in _attributes(body):
+                entries = _attributes(summary) if kind == _SUMMARY else ()
+                for _, entry in entries:
+                    fields = dict(_attributes(entry))
+                    total[_text(fields[_SUMMARY_NAME])] += _number(fields[_SUMMARY_COUNT])
+    return total
+
+
 def objects_of_process(process: int) -> list[str]:
     """Return a text for each RDMA object of a process, such as ``queue pair 17 of rxe0``.
 
@@ -57,11 +81,10 @@ def objects_of_process(process: int) -> list[str]:
         TimeoutError: it says nothing.
     """
     found = []
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_RDMA) as sock:
-        sock.settimeout(_LIMIT_S)
+    with _socket() as sock:
         devices = [dict(_attributes(body)) for body in _dump(sock, _GET)]
         for device in devices:
-            name = device[_DEV_NAME].rstrip(b"\0").decode()
+            name = _text(device[_DEV_NAME])
             index = _INDEX.pack(_INDEX.size, _DEV_INDEX, _number(device[_DEV_INDEX]))
             for kind in _KINDS:
                 for body in _dump(sock, _CLIENT | kind.command, index):
@@ -69,6 +92,12 @@ def objects_of_process(process: int) -> list[str]:
                         f"{kind.name} {number} of {name}" for number in _of(body, kind, process)
                     ]
     return found
+
+
+def _socket() -> socket.socket:
+    made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_RDMA)
+    made.settimeout(_LIMIT_S)
+    return made
 
 
 def _of(body: bytes, kind: _Kind, process: int) -> Iterator[int]:
@@ -103,6 +132,10 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
         length, kind = _ATTRIBUTE.unpack_from(data)
         yield kind & _TYPE_MASK, data[_ATTRIBUTE.size : length]
         data = data[_aligned(length) :]
+
+
+def _text(value: bytes) -> str:
+    return value.rstrip(b"\0").decode()
 
 
 def _number(value: bytes) -> int:

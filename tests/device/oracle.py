@@ -18,19 +18,16 @@ from aiordma.loop.workers import (
     connecting,
     reaper,
 )
+from aiordma.testing.kernel_objects import object_counts
 from aiordma.verbs import CompletionQueue, WorkCompletion
-from tests.device.kernel_counts import resources
 from tests.inside.loop import default_pool, unfinished
 
 
 def adapter_objects() -> Counter[str]:
     """QPs, CQs, MRs, PDs, connection ids that the kernel holds, over all devices."""
     # Each test asks twice, and to start the program rdma takes a guest longer than many tests.
-    total: Counter[str] = Counter(dict.fromkeys(("qp", "cq", "mr", "pd", "cm_id", "srq"), 0))
-    for name, count in resources():
-        if name in total:
-            total[name] += count
-    return total
+    counts = object_counts()
+    return Counter({kind: counts[kind] for kind in ("qp", "cq", "mr", "pd", "cm_id", "srq")})
 
 
 def rdma_descriptors() -> Counter[str]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma import DatagramAddress, create_datagram_endpoint
+from aiordma import DatagramAddress, create_datagram_endpoint, metrics
 from tests.device.datagrams import Echo, Recorder, endpoint, where
 from tests.device.forking import in_child, outcome, refusals, silences
 from tests.device.test_other_threads import refuse_all
@@ -44,6 +44,36 @@ async def test_a_thousand_datagrams_there_and_back(address: str) -> None:
         (source,) = {addr for _, addr in server.got}
         assert source == DatagramAddress(address, 0, client.transport.get_extra_info("qpn"))
         assert not client.errors + server.errors
+
+
+async def test_datagrams_are_counted_at_both_ends(address: str) -> None:
+    before = metrics.snapshot().totals
+    async with (
+        endpoint(Echo, (address, 0)) as server,
+        endpoint(Recorder, remote_addr=where(server)) as client,
+    ):
+        for n in range(20):
+            client.transport.sendto(bytes(n))
+        await client.until(lambda: len(client.got) == 20)
+        seen = {each.number: each for each in metrics.snapshot().datagrams}
+        there, here = (seen[each.transport.get_extra_info("number")] for each in (server, client))
+        for each in (there, here):
+            assert (each.datagrams_sent, each.bytes_sent) == (20, 190)
+            assert (each.datagrams_received, each.bytes_received) == (20, 190)
+            assert (each.state, each.dropped, each.ignored) == ("open", 0, 0)
+            mtu = client.transport.get_extra_info("mtu")
+            assert each.pinned_bytes == 256 * (40 + mtu) + 64 * mtu
+            assert each.qpn > 0
+            assert each.device == client.transport.get_extra_info("device")
+        assert (there.sockname, there.peername) == (where(server), None)
+        assert here.peername == where(server)
+    after = metrics.snapshot()
+    assert not after.datagrams
+    totals = after.totals
+    assert totals.datagrams_sent - before.datagrams_sent == 40
+    assert totals.datagram_bytes_sent - before.datagram_bytes_sent == 380
+    assert totals.datagrams_received - before.datagrams_received == 40
+    assert totals.datagram_bytes_received - before.datagram_bytes_received == 380
 
 
 async def test_the_calls_of_a_protocol(address: str) -> None:

@@ -468,7 +468,7 @@ async def test_top_shows_them_in_a_pipe_and_on_a_terminal(
             out, err = await process.communicate()
             assert (process.returncode, err) == (0, b"")
             lines = out.decode().splitlines()
-            assert "2 connections, 2 streams; " in lines[0]
+            assert "2 connections, 2 streams, 0 datagram endpoints; " in lines[0]
             numbers = {number_of(client), number_of(server), number_of(writer)}
             assert numbers < {int(line.split()[0]) for line in lines[2:]}
             assert f"{address} {client.get_extra_info('peername')[1]}" in out.decode()

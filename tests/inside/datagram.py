@@ -22,6 +22,11 @@ async def start(transport: RdmaDatagramTransport, protocol: asyncio.DatagramProt
     await transport._start(protocol)
 
 
+async def connect(transport: RdmaDatagramTransport, address: tuple[str, int]) -> None:
+    """Send to this address only, as `remote_addr` has it."""
+    await transport._connect(address)
+
+
 def callbacks_of(owner: DatagramOwner) -> tuple[Callable[..., None], ...]:
     """What a port calls: a datagram has come, has left; all posts are lost; the end."""
     return owner._on_received, owner._on_sent, owner._on_restarted, owner._on_failed

@@ -73,14 +73,18 @@ def test_in_a_pipe_it_prints_one_table(process: Process) -> None:
     run = piped(process.path)
     assert (run.returncode, run.stderr) == (0, "")
     summary, header, *rows = run.stdout.splitlines()
-    assert summary.startswith("process 4242: 2 connections, 1 streams; 100 messages sent")
+    assert summary.startswith(
+        "process 4242: 2 connections, 1 streams, 1 datagram endpoints; 100 messages sent"
+    )
     assert summary.endswith("rates since each was opened")
     assert columns(header) == list(top.HEADER)
-    # The busiest first: 2,000,000 bytes and 15,000 in 11 seconds; 5,000 in two.
+    # The busiest first: 2,000,000 bytes and 15,000 in 11 seconds; 5,000 in two; 1,000 in 11.
     assert [columns(row) for row in rows] == [
         ["5", "messages", "192.0.2.7 18515", "rxe0", "open", "11s", "1.4k", "182k", "4", "3",
          "65.5k"],
         ["7", "stream", "fe80::1%eth0 9", "rxe0", "open", "2s", "2.5k", "0", "-", "0", "4.1k"],
+        ["8", "datagrams", "on 192.0.2.1 7007", "rxe0", "open", "11s", "36", "55", "9", "5",
+         "8.2k"],
         ["9", "messages", "-", "rxe0", "connecting", "-", "0", "0", "0", "0", "0"],
     ]  # fmt: skip
     assert process.asked == 1
@@ -124,7 +128,7 @@ def test_peers_write_no_escape_sequences(
     monkeypatch.setattr(serving, "snapshot", lambda: seen(connections=(rude,)))
     assert main(["top", process.path]) == 0
     out = capsys.readouterr().out
-    assert out.count("\n") == 4
+    assert out.count("\n") == 5
     assert all(char == "\n" or char.isprintable() for char in out)
 
 
@@ -211,7 +215,9 @@ def test_a_terminal_that_is_low_shows_the_busiest(
     many = tuple(
         dataclasses.replace(first, number=100 + i, bytes_sent=10**6 * i) for i in range(50)
     )
-    monkeypatch.setattr(serving, "snapshot", lambda: seen(connections=many, streams=()))
+    monkeypatch.setattr(
+        serving, "snapshot", lambda: seen(connections=many, streams=(), datagrams=())
+    )
     shown = terminal(process.path, "-n", "1", rows=10)
     assert shown.ended() == 0
     assert " 149 " in " " + shown.text.replace("\r\n", " ")
@@ -220,6 +226,12 @@ def test_a_terminal_that_is_low_shows_the_busiest(
 
 
 # What gives no snapshot
+
+
+#: A snapshot of a process that has nothing open.
+_NONE = (
+    b"""{"pid": 1, "time": 1.0, "totals": {}, "connections": [], "streams": [], "datagrams": []}"""
+)
 
 
 @pytest.mark.parametrize(
@@ -232,13 +244,13 @@ def test_what_gives_no_snapshot(
     path = tmp_path / "x"
     answers = {
         "garbage": b"\x80\x00{", "other": b'{"totals": 5}', "deep": b"[" * 100_000,
-        "rows": b'{"pid": 1, "time": 1.0, "totals": {}, "connections": [7], "streams": []}',
-        "row": b'{"pid": 1, "time": 1.0, "totals": {}, "connections": [{}], "streams": []}',
+        "rows": _NONE.replace(b'"connections": []', b'"connections": [7]'),
+        "row": _NONE.replace(b'"datagrams": []', b'"datagrams": [{}]'),
     }  # fmt: skip
     listening: socket.socket | None = None
     thread: threading.Thread | None = None
     if kind == "file":
-        path.write_text('{"totals": {}, "connections": [], "streams": [], "pid": -1, "time": 1}')
+        path.write_bytes(_NONE.replace(b'"pid": 1', b'"pid": -1'))
     elif kind == "folder":
         path.mkdir()
     elif kind == "left":

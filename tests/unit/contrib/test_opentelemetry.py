@@ -76,6 +76,8 @@ def test_instruments_show_a_snapshot(telemetry: Telemetry, monkeypatch: pytest.M
     assert found["aiordma.messages", "sent"] == TOTALS.messages_sent
     assert found["aiordma.message.bytes", "received"] == TOTALS.bytes_received
     assert found["aiordma.stream.bytes", "sent"] == TOTALS.stream_bytes_sent
+    assert found["aiordma.datagrams", "received"] == TOTALS.datagrams_received
+    assert found["aiordma.datagram.bytes", "sent"] == TOTALS.datagram_bytes_sent
     for name, value in (
         ("one_sided.read", TOTALS.bytes_read),
         ("one_sided.written", TOTALS.bytes_written),
@@ -88,10 +90,14 @@ def test_instruments_show_a_snapshot(telemetry: Telemetry, monkeypatch: pytest.M
         ("dropped", TOTALS.dropped),
         ("connections.lost", TOTALS.connections_lost),
         ("streams.lost", TOTALS.streams_lost),
+        ("datagrams.dropped", TOTALS.datagrams_dropped),
+        ("datagrams.ignored", TOTALS.datagrams_ignored),
     ):
         assert found[f"aiordma.{name}", ""] == value, name
     assert found["aiordma.open", "connections"] == 2
+    assert found["aiordma.open", "datagrams"] == 1
     assert found["aiordma.pinned", "streams"] == 4096
+    assert found["aiordma.pinned", "datagrams"] == 8192
     assert found["aiordma.budget.used", "growth"] == 3
 
 

@@ -36,6 +36,10 @@ def test_totals_are_counters() -> None:
     assert found["aiordma_message_bytes_total", received] == TOTALS.bytes_received
     assert found["aiordma_stream_bytes_total", sent] == TOTALS.stream_bytes_sent
     assert found["aiordma_stream_bytes_total", received] == TOTALS.stream_bytes_received
+    assert found["aiordma_datagrams_total", sent] == TOTALS.datagrams_sent
+    assert found["aiordma_datagrams_total", received] == TOTALS.datagrams_received
+    assert found["aiordma_datagram_bytes_total", sent] == TOTALS.datagram_bytes_sent
+    assert found["aiordma_datagram_bytes_total", received] == TOTALS.datagram_bytes_received
     for name, value in (
         ("one_sided_read_bytes", TOTALS.bytes_read),
         ("one_sided_written_bytes", TOTALS.bytes_written),
@@ -45,6 +49,8 @@ def test_totals_are_counters() -> None:
         ("dropped", TOTALS.dropped),
         ("connections_lost", TOTALS.connections_lost),
         ("streams_lost", TOTALS.streams_lost),
+        ("datagrams_dropped", TOTALS.datagrams_dropped),
+        ("datagrams_ignored", TOTALS.datagrams_ignored),
     ):
         assert found[f"aiordma_{name}_total", ()] == value, name
 
@@ -67,7 +73,9 @@ def test_what_is_open_are_gauges() -> None:
     assert found["aiordma_open", (("kind", "connections"),)] == 2
     assert found["aiordma_open", (("kind", "streams"),)] == 1
     assert found["aiordma_open", (("kind", "listeners"),)] == 1
+    assert found["aiordma_open", (("kind", "datagrams"),)] == 1
     assert found["aiordma_pinned_bytes", (("kind", "connections"),)] == 65536
+    assert found["aiordma_pinned_bytes", (("kind", "datagrams"),)] == 8192
     assert found["aiordma_budget_used_bytes", (("budget", "growth"),)] == 3
     assert found["aiordma_budget_bytes", (("budget", "growth"),)] == 200
     assert found["aiordma_budget_used_bytes", (("budget", "listeners"),)] == 12

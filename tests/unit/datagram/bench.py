@@ -38,6 +38,8 @@ class FakePort:
 
     def __init__(self) -> None:
         self.mtu = 1024
+        self.number = 4
+        self.pinned_bytes = 5000
         self.room = 1000
         self.sending = 0
         self.sockname = ("10.0.0.9", 5)
@@ -49,7 +51,10 @@ class FakePort:
         self.receiving = False
 
     def describe(self) -> dict[str, Any]:
-        return {"device": "fake0"}
+        return {"device": "fake0", "qpn": 17}
+
+    def at_close(self, function: Callable[[], None]) -> None:
+        self.closing = function
 
     def start(self, owner: DatagramOwner) -> None:
         self.on_received, self.on_sent, self.on_restarted, self.on_failed = callbacks_of(owner)
@@ -89,6 +94,7 @@ class FakePort:
 
     def close(self) -> None:
         self.closed = True
+        self.closing()
 
     async def wait_closed(self) -> None:
         assert self.closed

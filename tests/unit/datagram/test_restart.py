@@ -56,6 +56,7 @@ class Place:
     def __init__(self) -> None:
         self.states: list[QPState] = []
         self.restarted: list[OSError] = []
+        self.lost = 0
         self.received: list[int] = []
         self.table = Table()
         to_send: Any = FakeRegion(COUNT * SIZE)
@@ -84,8 +85,9 @@ class Place:
     def _on_sent(self) -> None:
         """Its slot is free."""
 
-    def _on_restarted(self, cause: OSError) -> None:
+    def _on_restarted(self, cause: OSError, lost: int) -> None:
         self.restarted.append(cause)
+        self.lost += lost
 
     def _on_failed(self) -> None:
         pytest.fail("it has ended")
@@ -119,6 +121,7 @@ def test_i05_what_does_not_come_back_is_free_after_the_new_beginning(
         await settle()
         assert place.states == [QPState.RESET]
         assert len(place.restarted) == 1
+        assert place.lost == COUNT, "one that came back, and those that the adapter forgot"
         assert place.port.sending == 0, "the slots of what the adapter forgot are lost"
         assert handle.users == 0, "and their handles pinned for ever"
         assert len(place.recv) == COUNT

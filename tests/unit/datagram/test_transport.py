@@ -11,7 +11,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from tests.inside.datagram import unanswered_of
+from aiordma import metrics
+from tests.inside.datagram import connect, unanswered_of
 
 from ..conftest import Run, settle
 from .bench import Bench, FakePort, Protocol, transport_on
@@ -315,13 +316,82 @@ def test_a_new_beginning_is_told_as_an_error(bench: Make, run: Run) -> None:
         b.port.room = 0
         b.transport.sendto(b"2", A)
         b.port.room, b.port.sending = 1, 0
-        b.port.on_restarted(OSError(100, "down"))
+        b.port.on_restarted(OSError(100, "down"), 1)
         assert b.calls == [("error", "OSError")]
         assert b.sent == [b"1", b"2"]
         b.transport.abort()
         await settle()
 
     run(main())
+
+
+def test_each_datagram_is_counted(bench: Make, run: Run) -> None:
+    async def main() -> None:
+        before = metrics.snapshot().totals
+        b = await bench(max_buffer_size=100)
+        b.transport.sendto(b"12", A)
+        b.transport.sendto(b"345", A)
+        assert seen_of(b) == (0, 0, 0, 0, 0, 0, 21), "none has been given to the adapter"
+        await b.find(A)
+        assert seen_of(b) == (2, 5, 0, 0, 0, 0, 0)
+        b.transport.sendto(b"x", B)
+        await b.find(B, OSError(113, "no way"))
+        b.transport.sendto(bytes(1000), B)
+        assert seen_of(b)[4] == 2, "no way to the receiver; no room"
+        b.port.room = 0
+        b.transport.sendto(b"9", A)
+        b.port.on_restarted(OSError(100, "down"), 1)
+        b.port.arrive(0, b"answer")
+        (seen,) = ours_of(b)
+        assert seen.waiting_to_be_received == 1
+        await settle()
+        assert seen_of(b) == (2, 5, 1, 6, 3, 0, 9)
+        (seen,) = ours_of(b)
+        assert (seen.state, seen.device, seen.qpn, seen.pinned_bytes) == ("open", "fake0", 17, 5000)
+        assert (seen.sockname, seen.peername) == (("10.0.0.9", 5), None)
+        b.transport.sendto(b"looked for", B)
+        b.transport.abort()
+        await settle()
+        assert not ours_of(b)
+        after = metrics.snapshot().totals
+        assert after.datagrams_sent - before.datagrams_sent == 2
+        assert after.datagram_bytes_sent - before.datagram_bytes_sent == 5
+        assert after.datagrams_received - before.datagrams_received == 1
+        assert after.datagram_bytes_received - before.datagram_bytes_received == 6
+        assert after.datagrams_dropped - before.datagrams_dropped == 5, "two waited at the end"
+
+    run(main())
+
+
+def test_datagrams_of_others_are_counted_apart(bench: Make, run: Run) -> None:
+    async def main() -> None:
+        b = await bench()
+        connecting = asyncio.create_task(connect(b.transport, A))
+        await b.find(A)
+        await connecting
+        b.port.arrive(0, b"of another", host="10.0.0.2")
+        await settle()
+        assert not b.calls
+        assert seen_of(b) == (0, 0, 0, 0, 0, 1, 0)
+        (seen,) = ours_of(b)
+        assert seen.peername == A
+        b.transport.abort()
+        await settle()
+
+    run(main())
+
+
+def ours_of(b: Bench) -> list[metrics.DatagramMetrics]:
+    number = b.transport.get_extra_info("number")
+    return [each for each in metrics.snapshot().datagrams if each.number == number]
+
+
+def seen_of(b: Bench) -> tuple[int, ...]:
+    (seen,) = ours_of(b)
+    return (
+        seen.datagrams_sent, seen.bytes_sent, seen.datagrams_received, seen.bytes_received,
+        seen.dropped, seen.ignored, seen.waiting_to_be_sent,
+    )  # fmt: skip
 
 
 def test_sendto_after_the_end(bench: Make, run: Run, caplog: pytest.LogCaptureFixture) -> None:

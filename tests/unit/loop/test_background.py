@@ -167,3 +167,28 @@ def test_a02_a_loop_that_is_closed_at_once_complains_of_no_task(
     assert not caplog.records
     assert work.calls == ["begun", "ended"]
     assert owners[0]() is None, "the loop is kept alive"
+
+
+def test_ctrl_c_that_hits_a_task_is_not_reported_a_second_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def hit() -> None:
+        raise KeyboardInterrupt
+
+    async def fails() -> None:
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        background.prepare()
+        loop = asyncio.get_running_loop()
+        background.start(loop, fails)
+        background.start(loop, hit)
+        await asyncio.Event().wait()
+
+    with caplog.at_level(logging.WARNING):
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(main())
+        gc.collect()
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ZeroDivisionError, "other exceptions still are"

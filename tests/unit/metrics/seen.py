@@ -33,6 +33,13 @@ def seen(**changes: Any) -> metrics.Snapshot:
             pinned_bytes=4096,
         ),
     )  # fmt: skip
+    datagrams = (
+        metrics.DatagramMetrics(
+            8, "open", "rxe0", 21, sockname=("192.0.2.1", 7007), opened_at=1000.0,
+            datagrams_sent=40, bytes_sent=400, datagrams_received=60, bytes_received=600,
+            dropped=1, ignored=2, waiting_to_be_received=5, waiting_to_be_sent=9, pinned_bytes=8192,
+        ),
+    )  # fmt: skip
     listeners = (
         metrics.ListenerMetrics(
             "messages", "listening", (("0.0.0.0", 18515), ("::", 18515)), 2, 1, 4, 5, 6, 7
@@ -46,6 +53,6 @@ def seen(**changes: Any) -> metrics.Snapshot:
     )
     made = metrics.Snapshot(
         1010.0, 4242, TOTALS, HISTOGRAM, NONE, HISTOGRAM, NONE, connections, streams, listeners,
-        budgets,
+        budgets, datagrams,
     )  # fmt: skip
     return dataclasses.replace(made, **changes)

@@ -119,9 +119,47 @@ def test_an_event_that_is_not_known_is_an_error() -> None:
         tally.count("no such event")
 
 
+def test_datagram_totals_keep_what_has_ended() -> None:
+    before = tally.datagram_totals()
+    one, other = tally.DatagramCounts(), tally.DatagramCounts()
+    one.sent, one.bytes_sent, other.sent = 3, 100, 4
+    assert tally.datagram_totals()["sent"] - before["sent"] == 7
+    one.end()
+    one.end()
+    one.sent += 50  # an endpoint that has ended sends nothing
+    after = tally.datagram_totals()
+    assert (after["sent"] - before["sent"], after["bytes_sent"] - before["bytes_sent"]) == (7, 100)
+    other.end()
+    assert tally.datagram_totals() == after
+
+
+def test_datagram_totals_never_fall_while_endpoints_end() -> None:
+    over = threading.Event()
+    last = tally.datagram_totals()["sent"]
+    begun = last
+
+    def work() -> None:
+        for _ in range(2000):
+            each = tally.DatagramCounts()
+            each.sent += 1
+            each.end()
+        over.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while not over.is_set():
+        now = tally.datagram_totals()["sent"]
+        assert last <= now <= begun + 2000
+        last = now
+    thread.join(60)
+    assert tally.datagram_totals()["sent"] == begun + 2000
+
+
 def test_a_forked_child_begins_at_zero() -> None:
     with Operation("connect"):
         tally.count("dropped")
+    counts = tally.DatagramCounts()
+    counts.sent += 1
     child = os.fork()
     if child == 0:  # pragma: no cover
         seen = metrics.snapshot()
@@ -129,3 +167,5 @@ def test_a_forked_child_begins_at_zero() -> None:
         os._exit(0 if good and seen.connect_s.count == 0 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert metrics.snapshot().totals.connects > 0
+    assert metrics.snapshot().totals.datagrams_sent > 0
+    counts.end()
