@@ -89,8 +89,8 @@ class Durations:
 
     def reset(self) -> None:
         """Forget all durations."""
-        self.buckets = [0] * (len(BOUNDS_S) + 1)
-        self.total_s = 0.0
+        self.buckets: list[int] = [0] * (len(BOUNDS_S) + 1)
+        self.total_s: float = 0.0
 
     def add(self, seconds: float) -> None:
         """Count a duration."""
@@ -106,7 +106,7 @@ class Durations:
 
 
 #: By operation.
-durations = {operation: Durations() for operation in OPERATIONS}
+durations: dict[str, Durations] = {operation: Durations() for operation in OPERATIONS}
 _counts = dict.fromkeys(EVENTS, 0)
 _tracers: tuple[Tracer, ...] = ()
 
