@@ -116,7 +116,7 @@ class Package:
         """The files of the package are inside, but no C, and nothing of other folders."""
         inside = {
             name
-            for name in zipfile.ZipFile(self.built.wheel).namelist()
+            for name in wheels.files(self.built.wheel)
             if ".dist-info/" not in name and not name.endswith(".so")
         }
         wanted = {
@@ -167,10 +167,10 @@ class Package:
         Raises:
             CheckFailedError: There is none.
         """
+        names = [name for name in wheels.files(self.built.wheel) if ".dist-info/sboms/" in name]
+        if not names:
+            raise CheckFailedError("there is no bill of materials in .dist-info/sboms/")
         with zipfile.ZipFile(self.built.wheel) as archive:
-            names = [name for name in archive.namelist() if ".dist-info/sboms/" in name]
-            if not names:
-                raise CheckFailedError("there is no bill of materials in .dist-info/sboms/")
             return archive.read(names[0]).decode()
 
     def check_bill_of_materials(self) -> None:
