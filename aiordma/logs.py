@@ -53,7 +53,7 @@ class Log:
     __slots__ = ("logger",)
 
     def __init__(self, logger: logging.Logger) -> None:
-        self.logger = logger
+        self.logger: logging.Logger = logger
 
     def tells(self, level: int) -> bool:
         """Whether lines of that level are wanted."""

@@ -2,7 +2,8 @@
 
 The wheel has to carry the stable-ABI tag, bundle no library, contain every file of the package but
 the C that it is compiled from, and import from an empty directory in a venv that has nothing else,
-on a machine without rdma-core, too.  The parts that take long are in tools/release_check.py.
+on a machine without rdma-core, too.  tools/release_check.py runs the same checks of the files that
+are published, and those that take long.
 """
 
 from __future__ import annotations
@@ -52,21 +53,46 @@ assert "cannot load rdma-core's libraries" in aiordma.why_unavailable()
 
 
 class Package:
-    """The sdist and the wheel under test; each method is one check, in this order."""
+    """The sdist and the wheel under test; each method `check_` is a check.
 
-    def __init__(self, scratch: Path) -> None:
-        self._scratch = scratch
+    Args:
+        checks: Runs them.
+        scratch: An empty folder.
+
+    Attributes:
+        checks: The same.
+        scratch: The same.
+        built: The files, once they are built.
+        modules: The compiled modules of the wheel, once they are unpacked.
+    """
+
+    def __init__(self, checks: Checks, scratch: Path) -> None:
+        self.checks = checks
+        self.scratch = scratch
+        self.built = wheels.Built(scratch / "no.tar.gz", scratch / "no.whl")
+        self.modules: list[Path] = []
         self._python = scratch / "venv" / "bin" / "python"
-        self._built = wheels.Built(scratch / "no.tar.gz", scratch / "no.whl")
-        self._modules: list[Path] = []
 
     def build(self) -> None:
         """Build both from a clean copy."""
-        self._built = wheels.build(self._scratch)
+        self.built = wheels.build(self.scratch)
+
+    def check(self) -> None:
+        """Run all checks of what is built."""
+        run = self.checks.run
+        run("sdist", self.check_sdist)
+        run("abi3 tag", self.check_tag)
+        run("contents", self.check_contents)
+        run("libraries", self.check_libraries)
+        run("stripped", self.check_stripped)
+        run("smallest rdma-core", self.check_rdma_core)
+        run("bill of materials", self.check_bill_of_materials)
+        run("import in an empty venv", self.check_import)
+        run("import without rdma-core", self.check_without_rdma_core)
 
     def check_sdist(self) -> None:
         """Every file that git knows is inside, and nothing else but the metadata."""
-        with tarfile.open(self._built.sdist) as archive:
+        with tarfile.open(self.built.sdist) as archive:
             inside = {
                 name.partition("/")[2]
                 for name in archive.getnames()
@@ -82,7 +108,7 @@ class Package:
 
     def check_tag(self) -> None:
         """The name says cp311-abi3."""
-        tag = self._built.wheel.stem.split("-", 2)[2]
+        tag = self.built.wheel.stem.split("-", 2)[2]
         if not re.match(r"cp311-abi3-(many|musl)?linux", tag):
             raise CheckFailedError(f"the tag is {tag}, expected cp311-abi3-linux_...")
 
@@ -90,7 +116,7 @@ class Package:
         """The files of the package are inside, but no C, and nothing of other folders."""
         inside = {
             name
-            for name in zipfile.ZipFile(self._built.wheel).namelist()
+            for name in wheels.files(self.built.wheel)
             if ".dist-info/" not in name and not name.endswith(".so")
         }
         wanted = {
@@ -106,12 +132,12 @@ class Package:
 
     def check_libraries(self) -> None:
         """The compiled modules need no library but those of `ALLOWED_NEEDED`; none is bundled."""
-        folder = self._scratch / "unpacked"
-        self._modules = wheels.modules(self._built.wheel, folder)
-        found = sorted(str(path.relative_to(folder)).partition(".")[0] for path in self._modules)
+        folder = self.scratch / "unpacked"
+        self.modules = wheels.modules(self.built.wheel, folder)
+        found = sorted(str(path.relative_to(folder)).partition(".")[0] for path in self.modules)
         if found != sorted(MODULES):
             raise CheckFailedError(f"expected {', '.join(MODULES)}, found {found}")
-        for module in self._modules:
+        for module in self.modules:
             name = module.name
             if ".abi3." not in name:
                 raise CheckFailedError(f"{name} is not built for the stable ABI")
@@ -125,24 +151,32 @@ class Package:
 
     def check_stripped(self) -> None:
         """The compiled modules have no table of symbols for a debugger."""
-        for module in self._modules:
+        for module in self.modules:
             sections = call("readelf", "--section-headers", "--wide", module)
             if left := re.findall(r"\.(?:symtab|debug_\w+)\b", sections):
                 raise CheckFailedError(f"{module.name} is not stripped: {', '.join(left)}")
 
     def check_rdma_core(self) -> None:
         """The modules run with the oldest rdma-core that the documentation names."""
-        reason = wheels.check_smallest_rdma_core(self._modules)
+        reason = wheels.check_smallest_rdma_core(self.modules)
         print(f"     rdma-core {wheels.SMALLEST_RDMA_CORE} is for {reason}")
+
+    def bill_of_materials(self) -> str:
+        """The text of the bill of materials in the wheel.
+
+        Raises:
+            CheckFailedError: There is none.
+        """
+        names = [name for name in wheels.files(self.built.wheel) if ".dist-info/sboms/" in name]
+        if not names:
+            raise CheckFailedError("there is no bill of materials in .dist-info/sboms/")
+        with zipfile.ZipFile(self.built.wheel) as archive:
+            return archive.read(names[0]).decode()
 
     def check_bill_of_materials(self) -> None:
         """It lists the wheel itself, and the software of others of which code is inside."""
-        with zipfile.ZipFile(self._built.wheel) as archive:
-            names = [name for name in archive.namelist() if ".dist-info/sboms/" in name]
-            if not names:
-                raise CheckFailedError("there is no bill of materials in .dist-info/sboms/")
-            bill = json.loads(archive.read(names[0]))
-        version = self._built.wheel.name.split("-")[1]
+        bill = json.loads(self.bill_of_materials())
+        version = self.built.wheel.name.split("-")[1]
         if bill["metadata"]["component"]["purl"] != f"pkg:pypi/aiordma@{version}":
             raise CheckFailedError(f"it is of {bill['metadata']['component']['purl']}")
         listed = {part["name"] for part in bill["components"]}
@@ -151,13 +185,10 @@ class Package:
 
     def check_import(self) -> None:
         """It installs into an empty venv and imports from an empty directory."""
-        empty = self._scratch / "empty"
+        empty = self.scratch / "empty"
         empty.mkdir()
-        install(self._python, Path(sys.executable), str(self._built.wheel))
-        code = "import aiordma; print(aiordma.__file__)"
-        origin = call(self._python, "-W", "error", "-c", code, cwd=empty, limit_s=60).strip()
-        if not Path(origin).is_relative_to(self._scratch / "venv"):
-            raise CheckFailedError(f"it imported {origin}, not the installed package")
+        make_venv(self._python, Path(sys.executable), str(self.built.wheel))
+        check_origin(self.scratch / "venv", empty, self._python)
 
     def check_without_rdma_core(self) -> None:
         """Without the libraries it imports, and its calls name the packages to install."""
@@ -170,7 +201,7 @@ class Package:
                 content = content.replace(name.encode(), name.replace("lib", "not", 1).encode())
             module.write_bytes(content)
         code = ("-W", "error", "-c", WITHOUT_RDMA_CORE)
-        said = call(self._python, *code, cwd=self._scratch / "empty", limit_s=60)
+        said = call(self._python, *code, cwd=self.scratch / "empty", limit_s=60)
         check_missing(said)
 
 
@@ -183,7 +214,15 @@ def check_missing(said: str) -> None:
         raise CheckFailedError(f"LibraryMissingError does not say what is missing: {said!r}")
 
 
-def install(python: Path, base: Path, *what: str) -> None:
+def check_origin(folder: Path, cwd: Path, *python: str | Path) -> None:
+    """Fail if an interpreter, started in `cwd`, imports the package from outside of `folder`."""
+    code = "import aiordma; print(aiordma.__file__)"
+    origin = call(*python, "-W", "error", "-c", code, cwd=cwd, limit_s=60).strip()
+    if not Path(origin).is_relative_to(folder):
+        raise CheckFailedError(f"it imported {origin}, which is not in {folder}")
+
+
+def make_venv(python: Path, base: Path, *what: str) -> None:
     """Make a venv, whose interpreter is to be `python`, and install packages into it.
 
     Args:
@@ -194,30 +233,33 @@ def install(python: Path, base: Path, *what: str) -> None:
     folder = python.parents[1]
     shutil.rmtree(folder, ignore_errors=True)
     call(base, "-m", "venv", folder)
+    install(python, *what)
+
+
+def install(python: Path, *what: str) -> None:
+    """Install packages, named as for ``pip install``, for an interpreter."""
     options = ("-q", "--disable-pip-version-check", "--no-input")
     call(python, "-m", "pip", "install", *options, *what, limit_s=600)
 
 
-def main() -> int:
-    """Run the checks; those after a failed build would only repeat its failure."""
-    parser = argparse.ArgumentParser(description="Build the sdist and the wheel, and check them.")
+def main(kind: type[Package], name: str, description: str) -> int:
+    """Read the command line, build, run the checks, and return the exit status.
+
+    Args:
+        kind: Of the checks; those after a failed build would only repeat its failure.
+        name: Of the report.
+        description: Of the tool.
+    """
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--junit", type=Path, help="write the results to this file")
     options = parser.parse_args()
-    checks = Checks("wheel", options.junit)
-    with tempfile.TemporaryDirectory(prefix="aiordma-wheel-") as scratch:
-        package = Package(Path(scratch))
+    checks = Checks(name, options.junit)
+    with tempfile.TemporaryDirectory(prefix=f"aiordma-{name}-") as scratch:
+        package = kind(checks, Path(scratch))
         if checks.run("build", package.build):
-            checks.run("sdist", package.check_sdist)
-            checks.run("abi3 tag", package.check_tag)
-            checks.run("contents", package.check_contents)
-            checks.run("libraries", package.check_libraries)
-            checks.run("stripped", package.check_stripped)
-            checks.run("smallest rdma-core", package.check_rdma_core)
-            checks.run("bill of materials", package.check_bill_of_materials)
-            checks.run("import in an empty venv", package.check_import)
-            checks.run("import without rdma-core", package.check_without_rdma_core)
+            package.check()
     return checks.finish()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(Package, "wheel", "Build the sdist and the wheel, and check them."))

@@ -163,6 +163,23 @@ def call(*command: str | Path, limit_s: float = 300, cwd: Path | None = None) ->
     return done.stdout
 
 
+def write_page(path: Path, text: str, usage: str) -> None:
+    """Be the whole of a tool that writes a page: with ``--check`` it only compares.
+
+    Args:
+        path: The page.
+        text: Of the page.
+        usage: Is shown if the command line has anything else.
+    """
+    if sys.argv[1:] == ["--check"]:
+        if path.read_text() != text:
+            sys.exit(f"{path.relative_to(ROOT)} is out of date: {sys.argv[0]}")
+    elif sys.argv[1:]:
+        sys.exit(usage)
+    else:
+        path.write_text(text)
+
+
 def copy_repository(folder: Path) -> None:
     """Copy the files of the repository to a folder; those that are there with the same text stay.
 

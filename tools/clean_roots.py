@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 RELEASES = {"bookworm": "3.11", "trixie": "3.13"}
 #: For the packages that come as wheels; pip takes the first that fits.
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux2014_x86_64", "manylinux_2_17_x86_64")
+#: Of the packages that a build needs, those without the headers that are not the C library's.
+_COMPILER = "gcc libc6-dev"
 _INSTALL = re.compile(r"apt install ([\w. +-]+)")
 _DIAGNOSIS = "import aiordma; aiordma.verbs; print(aiordma.why_unavailable())"
 
@@ -102,12 +104,11 @@ class Root:
     def check_sdist(self) -> None:
         """The sdist says which packages a build needs; with these it builds."""
         python = self._venv()
-        status, said = self._try_pip(python, "aiordma", "--no-binary=aiordma")
-        if status == 0:
-            raise CheckFailedError("it was built in a root that has no compiler")
-        if "there is no C compiler" not in said:
-            raise CheckFailedError(f"the build does not say that there is no compiler: {said}")
-        self._apt(said)
+        self._check_refusal(python, "there is no C compiler")
+        # The headers of the packages beside it are still missing then.
+        self._apt(f"apt install {_COMPILER}")
+        headers = "<Python.h>, <infiniband/verbs.h>, <rdma/rdma_cma.h>, <rdma/rdma_verbs.h>"
+        self._apt(self._check_refusal(python, f"the C compiler does not find {headers}"))
         self._pip(python, "aiordma", "--no-binary=aiordma")
         self._check_libraries(python)
 
@@ -124,6 +125,15 @@ class Root:
         said = self._run(python, "-W", "error", "-c", _DIAGNOSIS).strip()
         if said == "None" or "device" not in said or "cannot load" in said:
             raise CheckFailedError(f"with rdma-core it should say that there is no device: {said}")
+
+    def _check_refusal(self, python: str, reason: str) -> str:
+        """The sdist is not built, for a reason that is said; return what is said."""
+        status, said = self._try_pip(python, "aiordma", "--no-binary=aiordma")
+        if status == 0:
+            raise CheckFailedError(f"it was built, although {reason}")
+        if reason not in said:
+            raise CheckFailedError(f"the build does not say that {reason}: {said}")
+        return said
 
     def _venv(self) -> str:
         self._venvs += 1

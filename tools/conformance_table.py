@@ -12,10 +12,10 @@ import sys
 import unittest
 import warnings
 from collections import Counter
-from pathlib import Path
 from xml.etree import ElementTree
 
-ROOT = Path(__file__).resolve().parents[1]
+from checks import ROOT, write_page
+
 PAGE = ROOT / "docs/conformance.md"
 REPORT = ROOT / "build/test/conformance.xml"
 
@@ -96,17 +96,5 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    """Write the page, or check it."""
-    text = page()
-    if sys.argv[1:] == ["--check"]:
-        if PAGE.read_text() != text:
-            raise SystemExit(f"{PAGE.relative_to(ROOT)} is out of date: tools/conformance_table.py")
-    elif sys.argv[1:]:
-        raise SystemExit(__doc__)
-    else:
-        PAGE.write_text(text)
-
-
 if __name__ == "__main__":
-    main()
+    write_page(PAGE, page(), __doc__)

@@ -12,12 +12,12 @@ import ast
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-ROOT = Path(__file__).resolve().parents[1]
+from checks import ROOT, write_page
+
 PAGE = ROOT / "docs/jverbs-rows.md"
 SEEDS = ROOT / "tests/seeds"
 STAGES = {"Soft-RoCE": "seeds-rxe", "Software iWARP": "seeds-siw"}
@@ -130,17 +130,5 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    """Write the page, or check it."""
-    text = page()
-    if sys.argv[1:] == ["--check"]:
-        if PAGE.read_text() != text:
-            raise SystemExit(f"{PAGE.relative_to(ROOT)} is out of date: tools/jverbs_table.py")
-    elif sys.argv[1:]:
-        raise SystemExit(__doc__)
-    else:
-        PAGE.write_text(text)
-
-
 if __name__ == "__main__":
-    main()
+    write_page(PAGE, page(), __doc__)

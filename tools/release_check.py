@@ -1,54 +1,72 @@
 """Prove that the sdist and the wheel can be published: ``make release-check``.
 
-It builds them into ``dist`` and takes some minutes: each CPython of this machine installs both,
-the sdist's own tests run, and so do clean installations of Debian, which need root.  The quick
-checks of the same files are in tools/check_wheel.py, a stage of ``make test``.
+It builds them into ``dist``, runs the checks of tools/check_wheel.py, a stage of ``make test``, and
+then those that take minutes: each CPython of this machine installs both, the sdist's own tests run,
+and so do clean installations of Debian, which need root.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import os
 import re
 import sys
 import tarfile
-import tempfile
-import zipfile
 from pathlib import Path
 
 import check_wheel
 import clean_roots
 import pythons
 import wheels
-from checks import ROOT, CheckFailedError, Checks, call
+from checks import ROOT, CheckFailedError, call
 
 _TAG = "manylinux_{}_{}_x86_64".format(*wheels.OLDEST_GLIBC)
 #: Run by each CPython, from an empty folder: what works without a device.
 _PROGRAM = """
-import asyncio, pathlib, sys
+import sys
 import aiordma, aiordma.cm, aiordma.verbs, aiordma.testing.softroce
-assert pathlib.Path(aiordma.__file__).is_relative_to(sys.prefix), aiordma.__file__
 aiordma._ffi.lib.ibv_get_device_list
 print(aiordma.__version__, "on", sys.version.split()[0], aiordma.why_unavailable() or "a device")
 """
+#: The extras for programs; their packages are needed to know all types.
+_EXTRAS = "aiohttp,cli,httpx,opentelemetry,prometheus,pytest,uvloop"
+#: The help of the command says this where the extra `cli` is not installed.
+_WITHOUT_CLI = "click is not installed; all commands: pip install 'aiordma[cli]'"
 
 
-class Release:
-    """The files that are to be published; each method is one check."""
-
-    def __init__(self, scratch: Path) -> None:
-        self._scratch = scratch
-        self.built = wheels.Built(scratch / "no.tar.gz", scratch / "no.whl")
+class Release(check_wheel.Package):
+    """The files that are to be published."""
 
     def build(self) -> None:
         """Build both into dist."""
         self.built = wheels.make(wheels.DIST)
 
+    def check(self) -> None:
+        """Run all checks of what is built."""
+        super().check()
+        run = self.checks.run
+        run("built again", self.check_again)
+        run("twine check --strict", self.check_twine)
+        run("workflows and citation", self.check_forms)
+        run("check-wheel-contents", self.check_top_level)
+        run("abi3audit --strict", self.check_abi)
+        run("auditwheel", self.check_manylinux)
+        run("oldest C library", lambda: wheels.check_glibc(self.modules))
+        run("form of the bill of materials", self.check_form_of_bill)
+        for package in check_wheel.PACKAGES:
+            run(f"pyright --verifytypes {package}", functools.partial(self.check_types, package))
+        own = re.match(r"\d+\.\d+", sys.version)
+        here = {own[0] if own else "?": Path(sys.executable)}
+        for version, base in (here | pythons.found()).items():
+            for check, kind in ((self.check_wheel_on, "wheel"), (self.check_sdist_on, "sdist")):
+                run(f"{kind} on CPython {version}", functools.partial(check, version, base))
+        run("tests of the sdist", self.check_sdist_tests)
+        self.check_roots()
+
     def check_again(self) -> None:
         """Another build, in another folder, makes the same bytes."""
-        again = wheels.make(self._scratch / "again")
+        again = wheels.make(self.scratch / "again")
         for one, two in ((self.built.sdist, again.sdist), (self.built.wheel, again.wheel)):
             if one.name != two.name or one.read_bytes() != two.read_bytes():
                 raise CheckFailedError(f"{one.name} is another file when it is built again")
@@ -64,9 +82,13 @@ class Release:
         call(*check, "vendor.github-workflows", *workflows)
         call(*check, "vendor.citation-file-format", ROOT / "CITATION.cff")
 
-    def check_contents(self) -> None:
+    def check_top_level(self) -> None:
         """No file is where it does not belong."""
-        call(wheels.program("check-wheel-contents"), self.built.wheel)
+        names = ",".join(check_wheel.PACKAGES)
+        call(
+            wheels.program("check-wheel-contents"), "--no-config", "--toplevel", names,
+            self.built.wheel,
+        )  # fmt: skip
 
     def check_abi(self) -> None:
         """No symbol of CPython is imported that the stable ABI of 3.11 does not have."""
@@ -78,7 +100,7 @@ class Release:
             raise CheckFailedError(
                 f"the tag of {self.built.wheel.name} is not {_TAG}: build it on an older system"
             )
-        again = wheels.publishable(self.built, self._scratch)
+        again = wheels.publishable(self.built, self.scratch)
         if again.wheel.name != self.built.wheel.name:
             raise CheckFailedError(f"auditwheel calls it {again.wheel.name}")
         said = json.loads(call(wheels.program("auditwheel"), "show", "--json", self.built.wheel))
@@ -89,119 +111,91 @@ class Release:
         if others != set(wheels.SYSTEM_LIBRARIES):
             raise CheckFailedError(f"the system's libraries are {sorted(others)}")
 
-    def check_symbols(self) -> None:
-        """The modules load with the oldest libraries that the documentation names."""
-        modules = wheels.modules(self.built.wheel, self._scratch / "unpacked")
-        wheels.check_glibc(modules)
-        wheels.check_smallest_rdma_core(modules)
-
-    def check_bill_of_materials(self) -> None:
+    def check_form_of_bill(self) -> None:
         """It is valid CycloneDX."""
         from cyclonedx.schema import SchemaVersion
         from cyclonedx.validation.json import JsonStrictValidator
 
-        with zipfile.ZipFile(self.built.wheel) as archive:
-            name = next(name for name in archive.namelist() if name.endswith(".cdx.json"))
-            wrong = JsonStrictValidator(SchemaVersion.V1_6).validate_str(
-                archive.read(name).decode()
-            )
-        if wrong is not None:
-            raise CheckFailedError(f"{name}: {wrong}")
+        validator = JsonStrictValidator(SchemaVersion.V1_6)
+        if (wrong := validator.validate_str(self.bill_of_materials())) is not None:
+            raise CheckFailedError(str(wrong))
 
-    def check_types(self) -> None:
-        """Pyright knows the type of every public name of the installed package."""
-        python, empty = self._scratch / "types" / "bin" / "python", self._scratch / "nowhere"
-        empty.mkdir()
-        extras = "aiohttp,cli,httpx,uvloop"
-        check_wheel.install(
-            python, Path(sys.executable), f"aiordma[{extras}] @ {self.built.wheel.as_uri()}",
-            "pytest",
-        )  # fmt: skip
+    def check_types(self, package: str) -> None:
+        """Pyright knows the type of every public name of an installed package."""
+        python, empty = self.scratch / "types" / "bin" / "python", self.scratch / "nowhere"
+        if not python.exists():
+            empty.mkdir()
+            check_wheel.make_venv(python, Path(sys.executable), self._with(_EXTRAS))
         # It looks for packages where the interpreter on the path does.
         path = os.pathsep.join((str(python.parent), os.environ["PATH"]))
         call(
             *("env", f"PATH={path}", f"VIRTUAL_ENV={python.parents[1]}"),
-            *(wheels.program("pyright"), "--verifytypes", "aiordma", "--ignoreexternal"),
+            *(wheels.program("pyright"), "--verifytypes", package, "--ignoreexternal"),
             cwd=empty, limit_s=600,
         )  # fmt: skip
 
-    def check_python(self, version: str, base: Path, *, sdist: bool) -> None:
-        """A CPython of this machine installs it into an empty venv, and runs a program."""
-        kind = "sdist" if sdist else "wheel"
-        folder = self._scratch / f"{kind}-{version}"
+    def check_wheel_on(self, version: str, base: Path) -> None:
+        """A CPython of this machine takes the wheel; its command needs no extra, and takes it."""
+        python = self._check_on(f"wheel-{version}", base, self.built.wheel)
+        check_wheel.install(python, self._with("cli"))
+        self._check_commands(python, ("ping", "cp", "doctor"), without="click is not installed")
+
+    def check_sdist_on(self, version: str, base: Path) -> None:
+        """A CPython of this machine builds and takes the sdist."""
+        self._check_on(f"sdist-{version}", base, self.built.sdist)
+
+    def _check_on(self, name: str, base: Path, path: Path) -> Path:
+        """Install a file into an empty venv, and run programs; return its interpreter."""
+        folder = self.scratch / name
         python = folder / "venv" / "bin" / "python"
-        path = self.built.sdist if sdist else self.built.wheel
-        check_wheel.install(python, base, str(path))
+        check_wheel.make_venv(python, base, str(path))
+        check_wheel.check_origin(folder, folder, python)
         print("    ", call(python, "-W", "error", "-c", _PROGRAM, cwd=folder, limit_s=60).strip())
-        call(python.parent / "aiordma", "--version", cwd=folder, limit_s=60)
+        self._check_commands(python, (_WITHOUT_CLI, "doctor"), without="ping")
+        return python
+
+    def _check_commands(self, python: Path, names: tuple[str, ...], without: str) -> None:
+        """The help of the command has words, and not another, however it is started."""
+        for words in ((python.parent / "aiordma",), (python, "-W", "error", "-m", "aiordma")):
+            shown = " ".join(call(*words, "--help", cwd=python.parents[2], limit_s=60).split())
+            wrong = [name for name in names if name not in shown]
+            if wrong or without in shown:
+                raise CheckFailedError(f"the help lacks {wrong}, or has {without!r}: {shown}")
+
+    def _with(self, extras: str) -> str:
+        """The wheel with these extras, as pip is told of it."""
+        return f"aiordma[{extras}] @ {self.built.wheel.as_uri()}"
 
     def check_sdist_tests(self) -> None:
         """The unit tests run from the unpacked sdist, which they do not leave."""
         with tarfile.open(self.built.sdist) as archive:
-            archive.extractall(self._scratch, filter="data")
-        source = self._scratch / self.built.sdist.name.removesuffix(".tar.gz")
+            archive.extractall(self.scratch, filter="data")
+        source = self.scratch / self.built.sdist.name.removesuffix(".tar.gz")
         call(sys.executable, "setup.py", "-q", "build_ext", "--inplace", cwd=source, limit_s=600)
+        python = ("env", f"PYTHONPATH={source}", "PYTHONASYNCIODEBUG=1", sys.executable)
+        check_wheel.check_origin(source, self.scratch, *python)
         said = call(
-            *("env", f"PYTHONPATH={source}", "PYTHONASYNCIODEBUG=1", sys.executable, "-m"),
-            *("pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "tests/unit"),
+            *(*python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "tests/unit"),
             cwd=source, limit_s=1800,
         )  # fmt: skip
         print("    ", said.strip().splitlines()[-1])
-        origin = call(
-            *("env", f"PYTHONPATH={source}", sys.executable, "-c"),
-            "import aiordma; print(aiordma.__file__)",
-            cwd=self._scratch,
-        )
-        if not Path(origin.strip()).is_relative_to(source):
-            raise CheckFailedError(f"the tests were of {origin.strip()}")
 
-
-def check_roots(checks: Checks, built: wheels.Built, scratch: Path) -> None:
-    """Install in a clean root of each release, if this machine can make one."""
-    reason = clean_roots.why_not()
-    for release in clean_roots.RELEASES:
-        if reason:
-            checks.skip(f"clean {release}", reason)
-            continue
-        root = clean_roots.Root(release, scratch, built)
-        try:
-            if checks.run(f"clean {release}: system", root.make):
-                checks.run(f"clean {release}: wheel", root.check_wheel)
-                checks.run(f"clean {release}: sdist", root.check_sdist)
-        finally:
-            root.remove()
-
-
-def main() -> int:
-    """Run the checks; those after a failed build would only repeat its failure."""
-    parser = argparse.ArgumentParser(description="Build the sdist and the wheel, and check all.")
-    parser.add_argument("--junit", type=Path, help="write the results to this file")
-    options = parser.parse_args()
-    checks = Checks("release", options.junit)
-    with tempfile.TemporaryDirectory(prefix="aiordma-release-") as name:
-        scratch = Path(name)
-        release = Release(scratch)
-        if checks.run("build", release.build):
-            checks.run("built again", release.check_again)
-            checks.run("twine check --strict", release.check_twine)
-            checks.run("workflows and citation", release.check_forms)
-            checks.run("check-wheel-contents", release.check_contents)
-            checks.run("abi3audit --strict", release.check_abi)
-            checks.run("auditwheel", release.check_manylinux)
-            checks.run("smallest rdma-core and glibc", release.check_symbols)
-            checks.run("bill of materials", release.check_bill_of_materials)
-            checks.run("pyright --verifytypes", release.check_types)
-            own = re.match(r"\d+\.\d+", sys.version)
-            here = {own[0] if own else "?": Path(sys.executable)}
-            for version, base in (here | pythons.found()).items():
-                for sdist in (False, True):
-                    kind = "sdist" if sdist else "wheel"
-                    check = functools.partial(release.check_python, version, base, sdist=sdist)
-                    checks.run(f"{kind} on CPython {version}", check)
-            checks.run("tests of the sdist", release.check_sdist_tests)
-            check_roots(checks, release.built, scratch)
-    return checks.finish()
+    def check_roots(self) -> None:
+        """Install in a clean root of each release, if this machine can make one."""
+        reason = clean_roots.why_not()
+        for release in clean_roots.RELEASES:
+            if reason:
+                self.checks.skip(f"clean {release}", reason)
+                continue
+            root = clean_roots.Root(release, self.scratch, self.built)
+            try:
+                if self.checks.run(f"clean {release}: system", root.make):
+                    self.checks.run(f"clean {release}: wheel", root.check_wheel)
+                    self.checks.run(f"clean {release}: sdist", root.check_sdist)
+            finally:
+                root.remove()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    words = "Build the sdist and the wheel, and check whether they can be published."
+    sys.exit(check_wheel.main(Release, "release", words))

@@ -124,10 +124,16 @@ def imported(module: Path) -> dict[str, set[str]]:
     return found
 
 
+def files(wheel: Path) -> list[str]:
+    """The names of the files in a wheel; auditwheel adds entries of folders, too."""
+    with zipfile.ZipFile(wheel) as archive:
+        return [entry.filename for entry in archive.infolist() if not entry.is_dir()]
+
+
 def modules(wheel: Path, folder: Path) -> list[Path]:
     """Unpack the shared objects of a wheel."""
+    names = [name for name in files(wheel) if re.search(r"\.so(\.|$)", name)]
     with zipfile.ZipFile(wheel) as archive:
-        names = [name for name in archive.namelist() if re.search(r"\.so(\.|$)", name)]
         return [Path(archive.extract(name, folder)) for name in names]
 
 

@@ -205,7 +205,7 @@ class Orders:
         self._echo = echo
         self._leases = leases
         self._memory: bytearray | None = None
-        self.takes = False
+        self.takes: bool = False
 
     async def obey(self, order: tuple[str, int] | None, message: Any) -> None:
         """Carry out an order, or take the message that an order has announced (None)."""

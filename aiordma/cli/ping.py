@@ -191,7 +191,7 @@ class Ping:
         source: str | None,
         printer: Printer,
     ) -> None:
-        self.tally = Tally()
+        self.tally: Tally = Tally()
         self._host = host
         self._port = port
         self._count = count

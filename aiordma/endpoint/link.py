@@ -33,7 +33,7 @@ from aiordma.endpoint.slots import Common, Slots
 from aiordma.errors import os_error
 from aiordma.link.adapter_side import AdapterSide, Closing, Owner
 from aiordma.link.buffers import Buffers
-from aiordma.logs import log_of
+from aiordma.logs import Log, log_of
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.elastic import ElasticArena
 from aiordma.verbs.context import Context
@@ -46,7 +46,7 @@ from aiordma.verbs.wc import WCRecord
 __all__ = ["COPIED_BYTES", "Link", "lent", "memory_log"]
 
 #: Of memory that comes with traffic.
-memory_log = log_of("memory")
+memory_log: Log = log_of("memory")
 
 _SIGNALED = int(SendFlags.SIGNALED)
 _SOLICITED = int(SendFlags.SOLICITED)

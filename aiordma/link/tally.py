@@ -99,8 +99,8 @@ class Durations:
 
     def reset(self) -> None:
         """Forget all durations."""
-        self.buckets = [0] * (len(BOUNDS_S) + 1)
-        self.total_s = 0.0
+        self.buckets: list[int] = [0] * (len(BOUNDS_S) + 1)
+        self.total_s: float = 0.0
 
     def add(self, seconds: float) -> None:
         """Count a duration."""
@@ -116,9 +116,9 @@ class Durations:
 
 
 #: By operation.
-durations = {operation: Durations() for operation in OPERATIONS}
+durations: dict[str, Durations] = {operation: Durations() for operation in OPERATIONS}
 #: Whether requests and replies are to be counted, timed and traced.
-observed = False
+observed: bool = False
 _counts = dict.fromkeys(EVENTS, 0)
 _tracers: tuple[Tracer, ...] = ()
 

@@ -58,8 +58,8 @@ class Turn:
     __slots__ = ("owner", "ready", "since", "size")
 
     def __init__(self, owner: Hashable, size: int) -> None:
-        self.owner = owner
-        self.size = size
+        self.owner: Hashable = owner
+        self.size: int = size
         self.since: float | None = None
         self.ready: asyncio.Future[None] | None = None  # of a send that waits
 

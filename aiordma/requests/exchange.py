@@ -54,8 +54,8 @@ class Exchange:
         self._loop = loop
         self._carrier = carrier
         outbox = Outbox(loop, carrier)
-        self.calls = Calls(loop, carrier, outbox)
-        self.served = Served(loop, carrier, outbox)
+        self.calls: Calls = Calls(loop, carrier, outbox)
+        self.served: Served = Served(loop, carrier, outbox)
 
     def start(self) -> None:
         """Begin to read."""

@@ -66,8 +66,8 @@ class Request:
     )  # fmt: skip
 
     def __init__(self, served: Served, number: int, deadline: float | None, body: Message) -> None:
-        self.body = body
-        self.deadline = deadline
+        self.body: Message = body
+        self.deadline: float | None = deadline
         self._served = served
         self._number = number
         self._size = len(body)
@@ -257,10 +257,10 @@ class Served:
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, carrier: Carrier, outbox: Outbox) -> None:
-        self.loop = loop
-        self.carrier = carrier
-        self.sender = carrier._frame_sender
-        self.room = carrier._frame_room - HEADER_SIZE
+        self.loop: asyncio.AbstractEventLoop = loop
+        self.carrier: Carrier = carrier
+        self.sender: Callable[[bytes, None], int] = carrier._frame_sender
+        self.room: int = carrier._frame_room - HEADER_SIZE
         self._outbox = outbox
         self._limit, self._limit_bytes = INITIAL_REQUESTS, INITIAL_BYTES
         self._hard_limit = INITIAL_REQUESTS

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import struct
 from socket import ntohl
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from aiordma._core import STREAM_MESSAGE, STREAM_PROBE, STREAM_RECV, SUB_SHIFT, StreamState
 from aiordma._ffi import ffi
@@ -28,7 +28,7 @@ from aiordma.errors import ProtocolError, os_error
 from aiordma.link.adapter_side import AdapterSide, Owner
 from aiordma.link.completions import Completions
 from aiordma.link.shared_queues import SharedQueues
-from aiordma.logs import log_of
+from aiordma.logs import Log, log_of
 from aiordma.rsocket.machine import Machine, Place, Post
 from aiordma.streams.plan import WORD_SIZE, Plan, plan_of
 from aiordma.streams.stream_config import StreamConfig
@@ -75,7 +75,7 @@ class StreamPort(AdapterSide):
     __slots__ = ("_awaited", "memory", "plan", "state")
 
     _owner: StreamOwner | None
-    log = log_of("stream")
+    log: ClassVar[Log] = log_of("stream")
 
     posted: int
 

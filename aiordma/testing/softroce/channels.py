@@ -86,8 +86,8 @@ class Input:
         self._channel = channel
         self._escape = escape
         self._pending = b""
-        self.open = True
-        self.escaped = False
+        self.open: bool = True
+        self.escaped: bool = False
 
     def interest(self) -> tuple[int, int] | None:
         """Return the descriptor and the event to wait for, or None after the end."""

@@ -49,7 +49,7 @@ class Terminal:
         """
         self._keyboard = keyboard
         self._saved: list[Any] | None = None
-        self.is_raw = False
+        self.is_raw: bool = False
 
     def description(self) -> dict[str, Any]:
         """Return what the guest makes its terminal from: size and, if there are any, modes."""

@@ -124,7 +124,14 @@ class Link:
 
     async def close(self) -> None:
         """End the connections that are left, and drop them."""
-        for end in (self.end, self.peer):
+        ends = (self.end, self.peer)
+        if not all(end.is_made for end in ends):
+            # The check ended within `open`: the transport of a client that was accepted may follow.
+            for end in ends:
+                end.on["connection_made"] = lambda transport: transport.abort()
+            for _ in range(3):
+                await asyncio.sleep(0)
+        for end in ends:
             if end.is_made and not end.is_lost:
                 end.transport.abort()
                 await end.until_lost()

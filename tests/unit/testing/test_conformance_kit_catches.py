@@ -253,8 +253,12 @@ class Shimmed(StreamConformance):
         self, server_factory: Factory, client_factory: Factory
     ) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Shim(self.kind, server_factory()), "127.0.0.1", 0)
+        # A server that is canceled while it starts by itself would leave its socket.
+        server = await loop.create_server(
+            lambda: Shim(self.kind, server_factory()), "127.0.0.1", 0, start_serving=False
+        )
         try:
+            await server.start_serving()
             await loop.create_connection(
                 lambda: Shim(self.kind, client_factory()), *server.sockets[0].getsockname()
             )
@@ -302,6 +306,43 @@ async def test_a_deviation_that_is_not_there_is_caught() -> None:
     suite.deviations = frozenset({"no such deviation"})
     with pytest.raises(AssertionError, match="no such deviation"):
         await suite.test_first_call_is_connection_made()
+
+
+class Late(asyncio.Transport):
+    """A transport of a server whose client gave up in the middle of the handshake."""
+
+    aborted = False
+
+    def start(self, protocol: Any) -> None:
+        self.protocol = protocol
+        protocol.connection_made(self)
+
+    def abort(self) -> None:
+        self.aborted = True
+        asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+
+
+class FailsToOpen(StreamConformance):
+    """The client is refused, and then the server's end is there."""
+
+    def __init__(self) -> None:
+        self.made: list[Late] = []
+
+    @asynccontextmanager
+    async def connection(
+        self, server_factory: Factory, client_factory: Factory
+    ) -> AsyncIterator[None]:
+        self.made.append(Late())
+        asyncio.get_running_loop().call_soon(self.made[-1].start, server_factory())
+        raise ConnectionRefusedError
+        yield
+
+
+async def test_an_end_that_follows_a_failed_open_is_aborted() -> None:
+    suite = FailsToOpen()
+    with pytest.raises(ConnectionRefusedError):
+        await suite.test_close()
+    assert [late.aborted for late in suite.made] == [True]
 
 
 @pytest.mark.parametrize("kind", CAUGHT, ids=lambda kind: kind.__name__)

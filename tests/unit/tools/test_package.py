@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import checks
 import clean_roots
 import pytest
 import release_notes
 import wheels
-from checks import CheckFailedError, Checks, read_counts
+from checks import CheckFailedError, Checks, read_counts, write_page
 
 ROOT = Path(__file__).parents[3]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -191,11 +193,27 @@ def test_there_are_workflows_for_tests_and_releases() -> None:
 def test_a_check_that_cannot_run_is_named_at_the_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checks = Checks("some", tmp_path / "some.xml")
-    checks.run("one", lambda: None)
-    checks.skip("other", "no root here")
-    assert checks.finish() == 0
+    some = Checks("some", tmp_path / "some.xml")
+    some.run("one", lambda: None)
+    some.skip("other", "no root here")
+    assert some.finish() == 0
     assert "NOT CHECKED: other (no root here)" in capsys.readouterr().err
     counts = read_counts(tmp_path / "some.xml")
     assert counts is not None
     assert (counts.passed, counts.skipped) == (1, 1)
+
+
+def test_a_page_is_written_or_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    monkeypatch.setattr(checks, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["tools/some.py"])
+    write_page(page, "new\n", "usage")
+    assert page.read_text() == "new\n"
+    monkeypatch.setattr(sys, "argv", ["tools/some.py", "--check"])
+    write_page(page, "new\n", "usage")
+    with pytest.raises(SystemExit, match=r"page\.md is out of date: tools/some\.py"):
+        write_page(page, "newer\n", "usage")
+    monkeypatch.setattr(sys, "argv", ["tools/some.py", "--chek"])
+    with pytest.raises(SystemExit, match="usage"):
+        write_page(page, "newer\n", "usage")
+    assert page.read_text() == "new\n"
