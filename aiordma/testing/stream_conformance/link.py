@@ -183,14 +183,16 @@ def each_role(
             handler = loop.get_exception_handler()
             loop.set_exception_handler(lambda _, context, link=link: link.reports.append(context))  # type: ignore[misc]
             try:
-                async with asyncio.timeout(self.bound_s):
-                    try:
+                try:
+                    async with asyncio.timeout(self.bound_s):
                         await check(self, link)
-                    finally:
+                finally:
+                    # A bound of its own: a check that took all of its time has ends to close, too.
+                    async with asyncio.timeout(self.bound_s):
                         await link.close()
-                    # A second connection_lost would come in one of the next turns.
-                    for _ in range(3):
-                        await asyncio.sleep(0)
+                        # A second connection_lost would come in one of the next turns.
+                        for _ in range(3):
+                            await asyncio.sleep(0)
                 link.verdict()
             except TimeoutError:
                 raise AssertionError(
