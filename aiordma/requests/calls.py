@@ -125,7 +125,7 @@ class Calls:
         if (
             held < self._granted
             and not self._line.places
-            and len(self._abandoned) < MOST_ABANDONED
+            and not self._abandoned
             and (not held or self._bytes + size <= self._granted_bytes)
             and self._failure is None
         ):
