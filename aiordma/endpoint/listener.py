@@ -305,8 +305,6 @@ class Listener:
             RuntimeError: The listener's event loop runs in another thread; nothing was done.
         """
         check_thread(self._loop, "listener")
-        if self._acceptor.closed:
-            return
         self._acceptor.close()
         while self._pending:
             self._pending.popleft()._refuse(RefusalReason.BUSY, "the listener was closed")

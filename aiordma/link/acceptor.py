@@ -201,9 +201,9 @@ class Acceptor:
     """
 
     __slots__ = (
-        "_backlog", "_channel", "_context", "_gone", "_ids", "_kernel_backlog", "_release",
-        "_shared", "addresses", "closed", "dropped", "handshakes", "ledger", "loop", "places",
-        "refused", "shortages",
+        "_backlog", "_channel", "_context", "_ended", "_gone", "_ids", "_kernel_backlog",
+        "_release", "_shared", "addresses", "closed", "dropped", "handshakes", "ledger", "loop",
+        "places", "refused", "shortages",
     )  # fmt: skip
 
     def __init__(
@@ -230,6 +230,7 @@ class Acceptor:
         self.refused: int = 0
         self.dropped: int = 0
         self.closed: bool = False
+        self._ended = False  # all of `close` is done
         self._backlog = backlog
         self._kernel_backlog = max(_KERNEL_BACKLOG, 2 * backlog)
         self._context = context
@@ -375,8 +376,11 @@ class Acceptor:
             task.cancel()
 
     def close(self) -> None:
-        """Stop listening; refuse clients that wait.  Idempotent."""
-        if self.closed:
+        """Stop listening; refuse clients that wait.  Idempotent.
+
+        After an exception of a signal's handler, another call goes on.
+        """
+        if self._ended:
             return
         self.closed = True
         self.stop_handshakes()
@@ -389,6 +393,7 @@ class Acceptor:
         if self._channel is not None:
             self._channel.close()
         self._release()
+        self._ended = True
 
     async def wait_closed(self) -> None:
         """Wait until the port is free again.  Cancellation: ends the wait."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import sys
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -165,18 +166,18 @@ def start(
     # A loop that is closed without the generator is no fault of the program's.  asyncio itself sets
     # this attribute for the same purpose.
     task._log_destroy_pending = False  # type: ignore[attr-defined]
-    task.add_done_callback(_retrieve)
-    if background is not None:
-        background.tasks.add(task)
-        task.add_done_callback(background.tasks.discard)
-        if not cancel:
-            background.patient.add(task)
-            task.add_done_callback(background.patient.discard)
+    tasks: set[asyncio.Task[Any]] = set() if background is None else background.tasks
+    tasks.add(task)
+    task.add_done_callback(functools.partial(_over, tasks))
+    if background is not None and not cancel:
+        background.patient.add(task)
+        task.add_done_callback(background.patient.discard)
     return task
 
 
-def _retrieve(task: asyncio.Task[Any]) -> None:
-    """A KeyboardInterrupt that hit the task has left the loop: asyncio need not report it again."""
+def _over(tasks: set[asyncio.Task[Any]], task: asyncio.Task[Any]) -> None:
+    tasks.discard(task)
+    # A KeyboardInterrupt that hit the task has left the loop: asyncio need not report it again.
     if isinstance(getattr(task, "_exception", None), ENDS_THE_LOOP):
         task.exception()
 

@@ -96,6 +96,7 @@ class RdmaServer(asyncio.AbstractServer):
         )
         self._serving = False
         self._forever: asyncio.Future[None] | None = None
+        self._ended = False  # all of `close` is done: an exception of a signal's handler may end it
         self._waiters: WaitLine[None] = WaitLine()
         self._place: socket.socket | None = None  # in whose place it listens
         # On iWARP a little more is pinned.
@@ -365,7 +366,7 @@ class RdmaServer(asyncio.AbstractServer):
             RuntimeError: The server's event loop runs in another thread; nothing was done.
         """
         check_thread(self._loop, "server")
-        if self._acceptor.closed:
+        if self._ended:
             return
         self._serving = False
         registry.let_go(self, self._loop)
@@ -376,6 +377,7 @@ class RdmaServer(asyncio.AbstractServer):
         if self._place is not None:
             self._place.close()
         self._wake()
+        self._ended = True
 
     def _wake(self) -> None:
         if self._acceptor.closed and not self._clients:

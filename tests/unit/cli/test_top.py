@@ -347,7 +347,7 @@ def test_the_dump_of_another_user_has_no_process_signaled(
         path.write_text(
             json.dumps({
                 "pid": process.pid, "time": 1.0, "totals": {}, "connections": [], "streams": [],
-                "dump": dump,
+                "datagrams": [], "dump": dump,
             })
         )  # fmt: skip
         fstat = os.fstat
