@@ -178,7 +178,9 @@ def bytes_of(name: str, value: Any, *, writable: bool = False) -> memoryview:
     with view:
         refuse_objects(name, view)
         if not view.c_contiguous:
-            msg = f"{name} has to be contiguous"
+            msg = (
+                f"{name} has to be contiguous: copy it, by numpy.ascontiguousarray() or by bytes()"
+            )
             raise ValueError(msg)
         if writable and view.readonly:
             msg = "cannot read into a read-only buffer"

@@ -146,7 +146,8 @@ ERRNO_HINTS: dict[tuple[str, int], str] = {
     ("ibv_open_device", errno.EPERM): NO_PERMISSION,
     ("rdma_create_event_channel", errno.EACCES): NO_PERMISSION,
     ("rdma_create_event_channel", errno.EPERM): NO_PERMISSION,
-    ("rdma_create_event_channel", errno.ENODEV): "no RDMA device can be reached; `aiordma doctor`",
+    ("rdma_create_event_channel", errno.ENODEV): "no RDMA device can be reached: "
+    "`aiordma doctor`; `python -m aiordma.testing.softroce -- COMMAND` runs a program with one",
     ("rdma_create_event_channel", errno.ENOENT): "`modprobe rdma_ucm`, or map it into a container",
     ("rdma_bind_addr", errno.EADDRNOTAVAIL): "no interface of this host has the address",
     ("rdma_bind_addr", errno.EADDRINUSE): "another listener has this port",

@@ -8,9 +8,9 @@ Theory of operation
 
     Classes inherit from `RdmaError` and from the builtin that existing `except` clauses name:
     a refused connection is a `ConnectionRefusedError`, a lost one a `ConnectionResetError`, a
-    missed deadline a `TimeoutError`; all of them are `OSError`.  A connection that was not made, or
-    is over, whatever the reason, is a `ConnectionError`, so that a loop that tries again needs one
-    `except` clause.
+    missed deadline a `TimeoutError`; all of them are `OSError`.  A connection that is over is a
+    `ConnectionError`, whatever the reason; so is mostly a connection that was not made, but not if
+    no route, no device or no name was found.  So a loop that tries again catches `OSError`.
 
     An unknown number never crashes: it becomes the general class with the number shown.
 

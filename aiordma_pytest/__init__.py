@@ -7,6 +7,7 @@ only for a session that uses it.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import shutil
@@ -30,8 +31,9 @@ _scratch = pytest.StashKey[str]()
 _failed = pytest.StashKey[bool]()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Add the options, and their defaults for a project's configuration."""
+    _check_engine(pluginmanager)
     group = parser.getgroup("aiordma", "RDMA (aiordma)")
     add = group.addoption
     add(
@@ -89,12 +91,42 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("rdma_leak_check", "default of --rdma-leak-check", type="bool", default=False)
 
 
+def _check_engine(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Refuse an engine that is none, naming those there are, which argparse would not do.
+
+    Raises:
+        pytest.UsageError: It is none.
+    """
+    config: Any = pluginmanager.get_plugin("pytestconfig")
+    for word in map(os.fspath, config.invocation_params.args):
+        if word == "--":
+            return
+        option, equals, engine = word.partition("=")
+        if option == "--softroce" and equals and engine not in _ENGINES:
+            raise pytest.UsageError(f"{word}: expected one of {', '.join(_ENGINES)}")
+
+
+def _check_equals(words: list[str]) -> None:
+    """Refuse an engine behind `--softroce` without an equals sign: pytest takes it for a path.
+
+    Raises:
+        pytest.UsageError: There is one, and no file of its name.
+    """
+    for word, behind in itertools.pairwise(words):
+        if word == "--softroce" and behind in _ENGINES and not os.path.exists(behind):
+            raise pytest.UsageError(
+                f"--softroce {behind}: the engine stands behind an equals sign, "
+                f"--softroce={behind} (one of {', '.join(_ENGINES)})"
+            )
+
+
 # Handing over ----------------------------------------------------------------------------------
 
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config) -> Iterator[None]:
+def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> Iterator[None]:
     """Hand the session over, if that is asked for: before output is captured and conftests run."""
+    _check_equals(args)
     options = early_config.known_args_namespace
     engine = options.softroce
     if engine is None:

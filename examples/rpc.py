@@ -1,6 +1,6 @@
 """A service of remote calls over requests, with JSON, and a client with a pool of connections.
 
-Usage: rpc.py (server | client) ADDRESS [PORT]
+Usage: rpc.py (server | client) [HOST] [PORT]
 """
 
 import asyncio
@@ -38,9 +38,9 @@ async def handle(request: aiordma.Request) -> bytes:
     return json.dumps(await METHODS[method](*arguments)).encode()
 
 
-async def serve(host: str, port: int) -> None:
+async def serve(host: str = "0.0.0.0", port: str = "18516") -> None:
     """Serve until Ctrl-C; calls that are under way then have ten seconds to end."""
-    async with aiordma.serve_requests(handle, host, port) as server:
+    async with aiordma.serve_requests(handle, host, int(port)) as server:
         print("listening on", *server.sockname, flush=True)
         await server.serve_forever()
 
@@ -57,9 +57,9 @@ async def call(pool: aiordma.Pool, method: str, *arguments: Any, timeout: float 
         return json.loads(bytes(answer))
 
 
-async def ask(host: str, port: int) -> None:
+async def ask(host: str = "10.80.0.1", port: str = "18516") -> None:
     """Make some calls, many of them at a time."""
-    async with aiordma.Pool(host, port, max_size=2) as pool:
+    async with aiordma.Pool(host, int(port), max_size=2) as pool:
         print("1 + 2 =", await call(pool, "add", 1, 2))
         sums = await asyncio.gather(*(call(pool, "add", n, n) for n in range(100)))
         print("100 calls at a time:", sum(sums))
@@ -71,9 +71,12 @@ async def ask(host: str, port: int) -> None:
         print("requests:", pool.stats.requests)
 
 
-def main(role: str, host: str, port: str = "18516") -> None:
+def main(role: str = "", *where: str) -> None:
     """Play the part."""
-    asyncio.run({"server": serve, "client": ask}[role](host, int(port)))
+    parts = {"server": serve, "client": ask}
+    if role not in parts:
+        sys.exit("usage: rpc.py (server | client) [HOST] [PORT]")
+    asyncio.run(parts[role](*where))
 
 
 if __name__ == "__main__":

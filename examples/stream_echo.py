@@ -1,6 +1,6 @@
 """Echo over asyncio's streams, or over a protocol, by RDMA.
 
-Usage: stream_echo.py (server | protocol-server | client) ADDRESS [PORT]
+Usage: stream_echo.py (server | protocol-server | client) [ADDRESS] [PORT]
 """
 
 import asyncio
@@ -55,8 +55,10 @@ async def ask(host: str, port: int) -> None:
     await writer.wait_closed()
 
 
-def main(role: str, host: str, port: str = "7000") -> None:
+def main(role: str = "", host: str = "10.80.0.1", port: str = "7000") -> None:
     """Play the part."""
+    if role not in ("server", "protocol-server", "client"):
+        sys.exit("usage: stream_echo.py (server | protocol-server | client) [ADDRESS] [PORT]")
     if role == "client":
         asyncio.run(ask(host, int(port)))
         return

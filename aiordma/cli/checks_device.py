@@ -12,15 +12,15 @@ from pathlib import Path
 from aiordma import device_nodes
 from aiordma._ffi import load_error
 from aiordma.cli import sysfs
-from aiordma.cli.finding import Finding, fail, ok, warn
+from aiordma.cli.finding import Finding, fail, ok, skip, warn
 from aiordma.cm.event_channel import EventChannel
 from aiordma.errors import RdmaError
 from aiordma.verbs.device import devices
 
 __all__ = ["connection_manager", "gids", "kernel_devices", "nodes", "ports", "providers"]
 
-_NO_DEVICE = warn("not checked: there is no device")
-_NO_LIBRARY = warn("not checked: the libraries do not load")
+_NO_DEVICE = skip("there is no device")
+_NO_LIBRARY = skip("the libraries do not load")
 _UVERBS = "`modprobe ib_uverbs`"
 _UCM = "`modprobe rdma_ucm`"
 #: By the errno of a node that cannot be opened.
@@ -162,7 +162,7 @@ def gids() -> Finding:
     """Whether the active ports have addresses by which they can be reached."""
     found = [port for name in sysfs.device_names() for port in sysfs.ports(name) if port.active]
     if not found:
-        return warn("not checked: no port is active")
+        return skip("no port is active")
     seen = ", ".join(f"{port.device} port {port.number}: {len(port.gids)}" for port in found)
     if not any(port.gids for port in found):
         if not any(port.is_roce for port in found):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from aiordma.cli import checks_device, checks_system
 from aiordma.cli.bounded import call_bounded
-from aiordma.cli.finding import Finding, Status, fail, warn
+from aiordma.cli.finding import Finding, Status, fail, skip
 from aiordma.cli.output import print_json, print_line
 from aiordma.cli.ports import DEFAULT_PORT
 
@@ -34,7 +34,12 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "fork variables": checks_system.fork_variables,
     "open files": checks_system.open_files,
 }
-_STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
+_STYLES = {
+    Status.OK: "green",
+    Status.WARN: "yellow",
+    Status.FAIL: "bold red",
+    Status.SKIP: "dim",
+}
 
 
 def run(
@@ -55,7 +60,7 @@ def run(
         limit_s: Seconds for each step on the wire.
 
     Returns:
-        1 if a check failed, else 0; warnings do not count.
+        1 if a check failed, else 0; warnings and skipped checks do not count.
     """
     findings: dict[str, Finding] = {}
 
@@ -67,13 +72,15 @@ def run(
     for name, check in CHECKS.items():
         told(name, examine(check))
     if peer is not None and _count(findings, Status.FAIL):
-        told("peer", warn(f"not checked: {peer}; this machine comes first"))
+        told("peer", skip(f"{peer}; this machine comes first"))
     elif peer is not None:
         # It needs RDMA.
         from aiordma.cli.peer import Scene, examine_peer
 
         asyncio.run(examine_peer(Scene(peer, port, limit_s, source), told))
-    failed, warned = (_count(findings, status) for status in (Status.FAIL, Status.WARN))
+    failed, warned, skipped = (
+        _count(findings, status) for status in (Status.FAIL, Status.WARN, Status.SKIP)
+    )
     if as_json:
         checks = [
             {
@@ -88,7 +95,8 @@ def run(
         return 1 if failed else 0
     way = "" if peer is None else f" with {peer}"
     verdict = f"RDMA{way} cannot be used like this" if failed else f"RDMA{way} can be used"
-    print_line((f"{verdict}: {failed} failed, {warned} warnings", "bold"))
+    rest = f", {skipped} not checked" if skipped else ""
+    print_line((f"{verdict}: {failed} failed, {warned} warnings{rest}", "bold"))
     return 1 if failed else 0
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["Finding", "Status", "fail", "ok", "warn"]
+__all__ = ["Finding", "Status", "fail", "ok", "skip", "warn"]
 
 
 class Status(Enum):
-    """How a check ended: WARN leaves RDMA usable."""
+    """How a check ended: WARN leaves RDMA usable, SKIP was not made."""
 
     OK = "OK"
     WARN = "WARN"
     FAIL = "FAIL"
+    SKIP = "SKIP"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,13 @@ def ok(seen: str, advice: str = "") -> Finding:
 
 
 def warn(seen: str, advice: str = "") -> Finding:
-    """The check has found a possible fault, or was not made."""
+    """The check has found a possible fault."""
     return Finding(Status.WARN, seen, advice)
+
+
+def skip(why: str, advice: str = "") -> Finding:
+    """The check was not made: something that it needs is missing, as another check tells."""
+    return Finding(Status.SKIP, f"not checked: {why}", advice)
 
 
 def fail(seen: str, advice: str = "") -> Finding:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiordma.cli.echo_orders import GIVE, MOST, STREAM_ORDER, TAKE, order, pattern
-from aiordma.cli.finding import Finding, fail, ok, warn
+from aiordma.cli.finding import Finding, fail, ok, skip
 from aiordma.cli.transfer.exchange import READ_LIMIT, Exchange, TransferError, closing
 from aiordma.cli.transfer.frames import Get, Ready, Reason
 from aiordma.cli.words import serves_streams, words_of
@@ -149,7 +149,7 @@ async def examine_peer(scene: Scene, told: Callable[[str, Finding], None]) -> No
             told(name, _failure(scene, exc))
     if steps is not ECHO:
         rest = ", ".join(name for name in ECHO if name not in steps)
-        told("more", warn(f"not checked: {rest}", "start `aiordma echo` there for the rest"))
+        told("more", skip(f"{rest}", "start `aiordma echo` there for the rest"))
 
 
 def _failure(scene: Scene, exc: BaseException) -> Finding:

@@ -30,6 +30,7 @@ HEADER = (
     "NUMBER", "KIND", "PEER", "DEVICE", "STATE", "AGE", "SENT/s", "RECV/s", "MSG/s", "WAITING",
     "PINNED",
 )  # fmt: skip
+_REMEDY = "in the program, `import aiordma.metrics` and call `aiordma.metrics.serve()`"
 _LEFT = frozenset({"KIND", "PEER", "DEVICE", "STATE"})
 
 # The word of a kind in the table, by its name in a snapshot.
@@ -210,9 +211,7 @@ def _source_of(target: str) -> Source:
             source = _source_at(path) if is_owned(path.parent, owner) else None
             if source is not None:
                 return source
-    raise NoSnapshotError(
-        f"process {target} shows nothing: call aiordma.metrics.serve() in it, or give the path"
-    )
+    raise NoSnapshotError(f"process {target} shows nothing: {_REMEDY}, or give the path")
 
 
 # The table
@@ -372,7 +371,8 @@ def _only_process() -> str:
     """The process of this user that shows its connections, if there is a single process.
 
     Raises:
-        click.UsageError: There is none, or there are several.
+        NoSnapshotError: There is none.
+        click.UsageError: There are several.
     """
     from aiordma.metrics.serving import default_paths, is_owned
 
@@ -385,9 +385,7 @@ def _only_process() -> str:
     if len(found) == 1:
         return found.pop()
     if not found:
-        raise click.UsageError(
-            "no process of this user shows its connections: call aiordma.metrics.serve() in it"
-        )
+        raise NoSnapshotError(f"no process of this user shows its connections: {_REMEDY}")
     raise click.UsageError(f"which process? {', '.join(sorted(found, key=int))}")
 
 

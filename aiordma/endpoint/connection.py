@@ -213,9 +213,9 @@ class Connection:
             imm: A 32-bit number that arrives as `Message.imm`.
 
         Returns when the bytes of `buf` may be changed again: a message up to
-        `config.eager_size` is copied, and one up to `config.rendezvous_threshold`, if slots for all
-        of it are free; the peer has then read another message.  `flush()` waits until all
-        messages have reached the peer's adapter.
+        `config.eager_size` is copied, and one up to `config.rendezvous_threshold`, if a landing or
+        slots for all of it are free; the peer has then read another message.  `flush()` waits until
+        all messages have reached the peer's adapter.
 
         A send waits while the peer has `config.recv_depth` messages, or
         `config.receive_buffer_size` bytes of large ones, that its program has not received.  Two

@@ -98,7 +98,8 @@ def why_unavailable() -> str | None:
     if not SYSFS.is_dir() or not any(SYSFS.iterdir()):
         return (
             "no RDMA device: the kernel lists none in /sys/class/infiniband; for a software "
-            "device: `modprobe rdma_rxe && rdma link add rxe0 type rxe netdev NETDEV`"
+            "device: `modprobe rdma_rxe && rdma link add rxe0 type rxe netdev NETDEV`; without "
+            "root: `python -m aiordma.testing.softroce -- COMMAND`"
         )
     if not devices():
         names = ", ".join(sorted(entry.name for entry in SYSFS.iterdir()))

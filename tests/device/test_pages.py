@@ -117,3 +117,22 @@ def test_the_doctor_says_how_many_connections_fit() -> None:
             capture_output=True, check=False, text=True, timeout=LIMIT_S,
         )  # fmt: skip
         assert (done.stdout.splitlines(), done.stderr) == (step.lines, "")
+
+
+def test_a_client_without_a_route_tries_again(tmp_path: Path) -> None:
+    """The program of timeouts.md, where the connection is not refused: there is no way to it."""
+    (block,) = (block for block in blocks("timeouts.md") if block.name == "squares.py")
+    (tmp_path / block.name).write_text(block.text)
+    client = subprocess.Popen(
+        [sys.executable, block.name, "192.0.2.1"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        assert client.stdout is not None
+        for pause in ("0.1", "0.2"):
+            line = client.stdout.readline()
+            assert "ENETUNREACH" in line
+            assert line.endswith(f"again in {pause} s\n")
+    finally:
+        client.kill()
+        client.communicate()

@@ -44,3 +44,27 @@ def test_service_and_client_and_the_end_by_a_signal(address: str, number: signal
     # The exception of `add` is logged, and nothing else.
     assert err.count("Traceback") == 1
     assert "TypeError: unsupported operand" in err
+
+
+def test_the_usage_is_told() -> None:
+    for words in ((), ("serve",)):
+        run = start(EXAMPLE, *words)
+        out, err = run.communicate(timeout=LIMIT_S)
+        assert (run.returncode, out) == (1, "")
+        assert err == "usage: rpc.py (server | client) [HOST] [PORT]\n"
+
+
+def test_a_server_without_an_address_listens_on_all(address: str) -> None:
+    server = start(EXAMPLE, "server")
+    try:
+        assert first_line(server) == f"listening on 0.0.0.0 {PORT}\n"
+        # Without its address the client asks the software device's own.
+        where = () if address == "10.80.0.1" else (address,)
+        out, err = start(EXAMPLE, "client", *where).communicate(timeout=LIMIT_S)
+        assert (out.splitlines()[0], err) == ("1 + 2 = 3", "")
+        server.send_signal(signal.SIGINT)
+        server.communicate(timeout=LIMIT_S)
+    finally:
+        server.kill()
+        server.communicate()
+    assert server.returncode == 0

@@ -51,6 +51,16 @@ def test_what_is_no_buffer(value: Any, words: str) -> None:
             refuses()
 
 
+def test_a_buffer_with_gaps_is_refused_with_the_remedy() -> None:
+    values: list[Any] = [numpy.arange(10)[::2], memoryview(b"abcdef")[::2]]
+    for gaps in values:
+        with pytest.raises(
+            ValueError, match=r"a message has to be contiguous: .*ascontiguousarray"
+        ):
+            bytes_of("a message", gaps)
+        assert bytes_of("a message", bytes(gaps)).nbytes == memoryview(gaps).nbytes
+
+
 def test_memory_that_is_read_only() -> None:
     with pytest.raises(BufferError, match="use a writable one, such as a bytearray"):
         check_memory(b"abc", Access.LOCAL_WRITE)

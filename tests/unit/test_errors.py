@@ -7,6 +7,7 @@ import errno
 import os
 import pickle
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,13 @@ from aiordma.errors import (
     wc_status_name,
 )
 from aiordma.verbs.enums import WCStatus
+
+#: Of a connection that was not made, and is no ConnectionError: docs/timeouts.md.
+NOT_MADE = (
+    os_error(errno.ENETUNREACH, "rdma_resolve_addr"),
+    os_error(errno.ENODEV, "rdma_resolve_addr"),
+    errors.HostNotFoundError(socket.EAI_NONAME, "no such name"),
+)
 
 BASES: dict[str, tuple[type[BaseException], ...]] = {
     "LibraryMissingError": (ImportError,),
@@ -294,3 +302,19 @@ def test_errors_survive_a_copy(error: Any, how: Any) -> None:
     assert str(other) == str(error)
     assert other.args == error.args
     assert vars(other) == vars(error)
+
+
+@pytest.mark.parametrize("error", NOT_MADE, ids=lambda error: type(error).__name__)
+def test_a_loop_that_connects_again_catches_os_errors(error: OSError) -> None:
+    assert isinstance(error, OSError)
+    assert not isinstance(error, ConnectionError)
+    page = (Path(__file__).parents[2] / "docs/timeouts.md").read_text()
+    (row,) = (line for line in page.splitlines() if f"| `{type(error).__name__}`" in line)
+    assert row.endswith("| no |")
+    assert "except OSError as error:" in page
+
+
+def test_the_first_error_of_a_newcomer_names_the_software_device() -> None:
+    error = os_error(errno.ENODEV, "rdma_create_event_channel")
+    assert "python -m aiordma.testing.softroce -- COMMAND" in error.hint
+    assert error.hint in str(error)

@@ -63,6 +63,27 @@ def test_a_healthy_machine(machine: Machine) -> None:
     assert checks_device.gids() == ok("number of GIDs: rxe0 port 1: 1")
 
 
+def test_a_machine_without_a_device_fails_once(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The checks that need the device are no warnings: they were not made."""
+    assert checks_device.kernel_devices().status is Status.FAIL
+    checks = {
+        name: check
+        for name, check in doctor.CHECKS.items()
+        if check.__module__ == checks_device.__name__
+    }
+    monkeypatch.setattr(doctor, "CHECKS", checks)
+    assert doctor.run(as_json=False) == 1
+    *lines, verdict = capsys.readouterr().out.splitlines()
+    skipped = [line for line in lines if line.startswith("SKIP  ")]
+    assert len(skipped) == len(checks) - 1
+    assert all("not checked: " in line for line in skipped)
+    assert verdict == (
+        f"RDMA cannot be used like this: 1 failed, 0 warnings, {len(skipped)} not checked"
+    )
+
+
 def test_a_missing_provider(machine: Machine) -> None:
     machine.add()
     machine.add_node("uverbs0", "rxe0", made=True)
@@ -125,7 +146,7 @@ def test_a_node_that_is_none(machine: Machine) -> None:
 def test_a_link_that_is_down(machine: Machine) -> None:
     machine.add(state="1: DOWN")
     assert checks_device.ports().status is Status.FAIL
-    assert checks_device.gids().status is Status.WARN
+    assert checks_device.gids().status is Status.SKIP
     machine.add("rxe1")
     found = checks_device.ports()
     assert found.status is Status.WARN
@@ -160,7 +181,7 @@ def test_files_that_cannot_be_read_are_no_crash(machine: Machine) -> None:
     (machine.sysfs / "odd0" / "ports" / "1" / "state").mkdir(parents=True)
     (machine.sysfs / "odd1").write_text("no folder")
     assert checks_device.ports().status is Status.FAIL
-    assert checks_device.gids().status is Status.WARN
+    assert checks_device.gids().status is Status.SKIP
     assert sysfs.netdev("odd0", 1) == ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -76,7 +77,7 @@ def test_doctor_for_programs(
     found = json.loads(capsys.readouterr().out)
     assert found["ok"] is False
     assert [check["name"] for check in found["checks"]] == list(doctor.CHECKS)
-    assert {check["status"] for check in found["checks"]} <= {"OK", "WARN", "FAIL"}
+    assert {check["status"] for check in found["checks"]} <= {"OK", "WARN", "FAIL", "SKIP"}
     assert all(check["advice"] for check in found["checks"] if check["status"] == "FAIL")
 
 
@@ -258,3 +259,9 @@ def test_wrong_words_for_cp(words: tuple[str, ...], capsys: pytest.CaptureFixtur
     out, err = capsys.readouterr()
     assert not out
     assert err
+
+
+def test_the_page_has_every_command() -> None:
+    page = (ROOT / "docs/commands.md").read_text()
+    table = page.partition("```")[0]
+    assert set(re.findall(r"`aiordma (\w+)`", table)) == set(aiordma.commands)

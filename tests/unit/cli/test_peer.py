@@ -117,8 +117,8 @@ def test_this_machine_comes_first(
     assert capsys.readouterr().out.splitlines() == [
         "FAIL  memory              none",
         "      -> buy some",
-        "WARN  peer                not checked: host; this machine comes first",
-        "RDMA with host cannot be used like this: 1 failed, 1 warnings",
+        "SKIP  peer                not checked: host; this machine comes first",
+        "RDMA with host cannot be used like this: 1 failed, 0 warnings, 1 not checked",
     ]
     one_check(ok("plenty"))
     assert doctor.run(as_json=False, peer="host", port=7, source="10.80.0.2", limit_s=0.5) == 1

@@ -125,7 +125,9 @@ def test_defaults_of_a_project(project: pytest.Pytester) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--softroce=vmware"], "*--softroce*vmware*"),
+        (["--softroce=vmware"], "ERROR: --softroce=vmware: expected one of auto, uml, qemu, host"),
+        (["--softroce="], "ERROR: --softroce=: expected one of auto, uml, qemu, host"),
+        (["--softroce", "uml"], "ERROR: --softroce uml: *--softroce=uml (one of auto, uml, *"),
         (["--softroce-device=siw"], "ERROR: --softroce-device needs --softroce"),
         (["--softroce-args=--hosts 2"], "ERROR: --softroce-args needs --softroce"),
         (["--softroce", "--softroce-args='"], "ERROR: --softroce-args: No closing quotation"),
