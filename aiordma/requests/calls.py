@@ -144,8 +144,8 @@ class Calls:
             left = 0 if deadline is None else microseconds(deadline - self._loop.time())
             if size <= self._room:
                 request = pack(REQUEST_HEAD, number, left) + buf
-                if code := self._sender(request, None):
-                    await carrier._send_in_python(request, code)
+                if self._sender(request, None):
+                    await carrier._send_frame(request, None)
                 begun = whole = True
             else:
                 await carrier._send_frame(frame(Kind.REQUEST, number, left, BODY_FOLLOWS), None)

@@ -395,8 +395,8 @@ class Served:
         try:
             if size <= self.room:
                 whole = pack(ANSWER_HEAD, number, 0) + buf
-                if code := self.sender(whole, None):
-                    await self.carrier._send_in_python(whole, code)
+                if self.sender(whole, None):
+                    await self.carrier._send_frame(whole, None)
             else:
                 await self.carrier._send_frame(buf, number | ANSWER_BODY)
         except BaseException:

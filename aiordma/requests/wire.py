@@ -126,9 +126,6 @@ class Carrier(Protocol):
     def _frame_sender(self) -> Callable[[bytes, None], int]:
         """A function that sends a frame if there is room at once: 0, an errno, or -1."""
 
-    def _send_in_python(self, data: Any, code: int, /) -> Any:
-        """As `_send_frame`, after the result of `_frame_sender` that is not 0."""
-
     @property
     def _frame_reader(self) -> Callable[[], Any]:
         """A function whose result is awaited, for the next message of the peer."""

@@ -69,10 +69,6 @@ class End:
         if self.peer is not None:
             self.peer.arrive(bytes(data), imm)
 
-    def _send_in_python(self, data: Any, code: int, /) -> Any:
-        assert code
-        return self._send(data, None)
-
     def _frame_sender(self, data: bytes, _: None) -> int:
         if self.over is not None or self._line.locked() or not self._may_send():
             return -1
