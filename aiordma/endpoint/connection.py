@@ -75,6 +75,7 @@ from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.memory.remote import RemoteRegion
+from aiordma.requests.calls import Calls
 from aiordma.requests.exchange import Exchange
 from aiordma.requests.served import Requests
 from aiordma.verbs.enums import Access, Opcode
@@ -342,12 +343,14 @@ class Connection:
 
         Cancellation: this side tells the peer, whose `Request.canceled` shows it.
         """
-        request = self._exchange.calls.request(buf, timeout)
-        return self._request_observed(request) if tally.observed else request
+        calls = self._exchange.calls
+        if tally.observed:
+            return self._request_observed(calls, buf, timeout)
+        return calls.request(buf, timeout)
 
-    async def _request_observed(self, answer: Coroutine[Any, Any, Message]) -> Message:
+    async def _request_observed(self, calls: Calls, buf: Any, timeout: float | None) -> Message:
         with tally.Operation("request", self._peer_attributes):
-            return await answer
+            return await calls.request(buf, timeout)
 
     def _peer_attributes(self) -> dict[str, Any]:
         return tally.peer_attributes(self._facts["peername"])

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import aiordma
+import aiordma.metrics
 from aiordma import ConnectionConfig, ListenerLimits
 from aiordma.requests import calls
 from aiordma.requests.wire import ANSWER_BODY, BODY_FOLLOWS, Kind, error_frame, frame
@@ -110,6 +111,20 @@ async def test_messages_and_requests_do_not_mix(pair: Pair) -> None:
         await client.write(region, b"12345678")
         with pytest.raises(RuntimeError, match="carries requests"):
             await client.write(region, b"12345678", imm=1)
+
+
+@pytest.mark.parametrize("timeout", [None, LIMIT_S])
+async def test_a_request_that_is_canceled_before_its_first_step(
+    pair: Pair, timeout: float | None
+) -> None:
+    """Requests are counted, so that one coroutine has another in it."""
+    aiordma.metrics.snapshot()
+    asking = asyncio.ensure_future(pair[0].request(b"?", timeout=timeout))
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert asking.cancelled()
+    del asking
+    gc.collect()
 
 
 async def test_a_message_to_a_server_of_requests(address: str) -> None:
