@@ -105,6 +105,8 @@ def screen(
     pid, master = pty.fork()
     if pid == 0:
         try:
+            for number in (signal.SIGINT, signal.SIGQUIT):
+                signal.signal(number, signal.SIG_DFL)  # the background jobs of a shell ignore both
             termios.tcsetwinsize(0, (33, 77))
             os.chdir(directory or ".")
             os.execvpe(argv[0], argv, environment)
