@@ -163,7 +163,7 @@ class Release(check_wheel.Package):
                 raise CheckFailedError(f"the help lacks {wrong}, or has {without!r}: {shown}")
 
     def _with(self, extras: str) -> str:
-        """The wheel with these extras, as pip is told of it."""
+        """The requirement of the wheel with these extras, for `pip install`."""
         return f"aiordma[{extras}] @ {self.built.wheel.as_uri()}"
 
     def check_sdist_tests(self) -> None:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from aiordma._core import Message
-from aiordma.arguments import bytes_of, check_seconds
+from aiordma.arguments import check_seconds
 from aiordma.errors import ConnectionLostError, ProtocolError, RequestDeadlineError
 from aiordma.loop.wait_line import WaitLine
 from aiordma.requests.outbox import Outbox
@@ -39,6 +39,7 @@ from aiordma.requests.wire import (
     Carrier,
     Kind,
     ViolationError,
+    body_of,
     error_of,
     frame,
     microseconds,
@@ -112,13 +113,7 @@ class Calls:
 
     async def _request(self, buf: Any, deadline: float | None) -> Message:
         carrier = self._carrier
-        if type(buf) is bytes:
-            size = len(buf)
-        else:
-            with bytes_of("a request", buf) as view:
-                size = view.nbytes
-                if size <= self._room:
-                    buf = bytes(view)  # as it is now, and not after a wait in line
+        buf, size = body_of("a request", buf, self._room)
         if size > self._room:
             carrier._require_size(size)
         held = self._held

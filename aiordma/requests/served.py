@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aiordma._core import Message
-from aiordma.arguments import bytes_of, check_kind
+from aiordma.arguments import check_kind
 from aiordma.errors import RequestError
 from aiordma.loop.running import check_loop, from_finalizer
 from aiordma.loop.wait_line import WaitLine
@@ -40,6 +40,7 @@ from aiordma.requests.wire import (
     ErrorCode,
     Kind,
     ViolationError,
+    body_of,
     code_of,
     error_frame,
     frame,
@@ -126,13 +127,7 @@ class Request:
         """
         served = self._served
         check_loop(served.loop, "request")
-        if type(buf) is bytes:
-            size = len(buf)
-        else:
-            with bytes_of("an answer", buf) as view:
-                size = view.nbytes
-                if size <= served.room:
-                    buf = bytes(view)
+        buf, size = body_of("an answer", buf, served.room)
         if size > served.room:
             served.carrier._require_size(size)
         if self._take():
@@ -275,8 +270,8 @@ class Served:
     def grant(self, count: int, size: int) -> None:
         """Let the peer have so many requests, and bytes of them, under way.
 
-        A peer that has sent no request is told only if it has to ask for less: its program may
-        receive messages.
+        A GRANT that raises the limits follows the first request: before, the peer's program may be
+        receiving messages.
         """
         if (count, size) != (self._limit, self._limit_bytes):
             self._limit, self._limit_bytes = count, size

@@ -16,6 +16,7 @@ from enum import IntEnum
 from typing import Any, Protocol
 
 from aiordma._core import Message
+from aiordma.arguments import bytes_of
 from aiordma.errors import (
     RequestDeadlineError,
     RequestError,
@@ -26,7 +27,7 @@ from aiordma.errors import (
 
 __all__ = [
     "ANSWER_BODY", "BODY_FOLLOWS", "GIVEN_UP", "HEADER_SIZE", "INITIAL_BYTES", "INITIAL_REQUESTS",
-    "MAX_TEXT", "Carrier", "ErrorCode", "Frame", "Kind", "ViolationError", "error_frame",
+    "MAX_TEXT", "Carrier", "ErrorCode", "Frame", "Kind", "ViolationError", "body_of", "error_frame",
     "ANSWER_HEAD", "REQUEST_HEAD", "again", "code_of", "error_of", "frame", "microseconds", "pack",
     "parse",
 ]  # fmt: skip
@@ -147,6 +148,19 @@ class Carrier(Protocol):
 def frame(kind: Kind, number: int, argument: int = 0, flags: int = 0) -> bytes:
     """The header of a frame."""
     return _HEADER.pack(MAGIC, VERSION, kind, flags, number, argument)
+
+
+def body_of(name: str, buf: Any, room: int) -> tuple[Any, int]:
+    """A body and its bytes; as it is now, if it fits into a slot: it may wait for room.
+
+    Raises:
+        TypeError, ValueError: As `bytes_of`.
+    """
+    if type(buf) is bytes:
+        return buf, len(buf)
+    with bytes_of(name, buf) as view:
+        size = view.nbytes
+        return (bytes(view) if size <= room else buf), size
 
 
 def microseconds(seconds: float) -> int:
