@@ -156,8 +156,12 @@ class DatagramCounts:
     __slots__ = ("bytes_received", "bytes_sent", "dropped", "ignored", "received", "sent")
 
     def __init__(self) -> None:
-        self.sent = self.bytes_sent = self.received = self.bytes_received = 0
-        self.dropped = self.ignored = 0
+        self.sent: int = 0
+        self.bytes_sent: int = 0
+        self.received: int = 0
+        self.bytes_received: int = 0
+        self.dropped: int = 0
+        self.ignored: int = 0
         with _lock:
             _datagrams.add(self)
 

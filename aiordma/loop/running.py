@@ -9,7 +9,7 @@ __all__ = ["check_loop", "check_thread", "from_finalizer", "running_loop"]
 
 
 #: As `asyncio.get_running_loop`, but None if no loop runs.
-running_loop = asyncio._get_running_loop
+running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_running_loop
 
 
 def check_loop(loop: asyncio.AbstractEventLoop, what: str) -> None:

@@ -38,7 +38,7 @@ VERSION = 1
 _HEADER = struct.Struct("!BBBBIQ")
 HEADER_SIZE = _HEADER.size
 #: The same, with the first four fields as one: to pack three takes less time than to pack six.
-pack = struct.Struct("!IIQ").pack
+pack: Callable[[int, int, int], bytes] = struct.Struct("!IIQ").pack
 #: Flag of REQUEST: the body is the next message with this number as its immediate.
 BODY_FOLLOWS = 1
 #: Flag of ERROR: it may come behind the whole answer, which then holds.
