@@ -13,7 +13,9 @@ from typing import Any
 
 from aiordma.cli.output import print_hint, print_json, print_line, printable, rate_words
 from aiordma.cli.transfer import client
-from aiordma.cli.transfer.exchange import READ_LIMIT, Exchange, TransferError, closing, in_thread
+from aiordma.cli.transfer.disk import in_thread
+from aiordma.cli.transfer.exchange import STREAM_CONFIG, Exchange, closing
+from aiordma.cli.transfer.failure import TransferError
 from aiordma.cli.transfer.folder import local_incoming, local_source
 from aiordma.cli.transfer.names import Remote, parse_remote, split_name
 from aiordma.cli.words import words_of
@@ -138,7 +140,7 @@ async def _connected(
     """A connection to the server, and its facts for the report."""
     try:
         async with asyncio.timeout(limit_s):
-            reader, writer = await open_connection(remote.host, remote.port, limit=READ_LIMIT)
+            reader, writer = await open_connection(remote.host, remote.port, config=STREAM_CONFIG)
     except TimeoutError as exc:
         if str(exc):
             raise

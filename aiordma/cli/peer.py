@@ -17,7 +17,8 @@ from typing import Any
 
 from aiordma.cli.echo_orders import GIVE, MOST, STREAM_ORDER, TAKE, order, pattern
 from aiordma.cli.finding import Finding, fail, ok, skip
-from aiordma.cli.transfer.exchange import READ_LIMIT, Exchange, TransferError, closing
+from aiordma.cli.transfer.exchange import Exchange, closing
+from aiordma.cli.transfer.failure import TransferError
 from aiordma.cli.transfer.frames import Get, Ready, Reason
 from aiordma.cli.words import serves_streams, words_of
 from aiordma.endpoint.connect import connect
@@ -25,6 +26,7 @@ from aiordma.endpoint.connection import Connection
 from aiordma.errors import ConnectionRejectedError, RdmaError, TransportRetryError
 from aiordma.memory.remote import RemoteRegion
 from aiordma.streams.connecting import open_connection
+from aiordma.streams.stream_reader import RdmaStreamReader
 
 __all__ = ["SIZES", "Scene", "StepError", "examine_peer", "try_sizes"]
 
@@ -117,9 +119,9 @@ class Scene:
     @contextlib.asynccontextmanager
     async def stream(
         self, port: int
-    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    ) -> AsyncIterator[tuple[RdmaStreamReader, asyncio.StreamWriter]]:
         """A connection of streams."""
-        opening = open_connection(self.host, port, limit=READ_LIMIT, local_addr=self._local_addr)
+        opening = open_connection(self.host, port, local_addr=self._local_addr)
         async with asyncio.timeout(self.limit_s):
             reader, writer = await opening
         async with closing(writer, self.limit_s):

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from aiordma.cli.lines import LineWriter, event_line
 from aiordma.cli.output import print_hint
-from aiordma.cli.transfer.exchange import READ_LIMIT, Exchange, TransferError, closing
+from aiordma.cli.transfer.exchange import STREAM_CONFIG, Exchange, closing
+from aiordma.cli.transfer.failure import TransferError
 from aiordma.cli.transfer.folder import Folder
 from aiordma.cli.transfer.frames import Reason
 from aiordma.cli.transfer.server import Quota, serve_one
@@ -27,7 +28,7 @@ from aiordma.errors import RdmaError
 from aiordma.link.listening import is_worth_a_line
 from aiordma.link.source import source_of
 from aiordma.memory.byte_budget import fair_share
-from aiordma.streams import start_server
+from aiordma.streams import RdmaStreamReader, start_server
 
 __all__ = ["run"]
 
@@ -130,7 +131,7 @@ class Service:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
-        server = await start_server(self.client, host, port, limit=READ_LIMIT)
+        server = await start_server(self.client, host, port, config=STREAM_CONFIG)
         async with server:
             for address in server.addresses:
                 words = f"on {address[0]} {address[1]}"
@@ -149,7 +150,7 @@ class Service:
             if self.clients:
                 await asyncio.wait(self.clients)
 
-    async def client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def client(self, reader: RdmaStreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one client, or send it the reason of the refusal."""
         task = asyncio.current_task()
         assert task is not None

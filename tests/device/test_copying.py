@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import resource
 import select
 import signal
 import subprocess
@@ -205,6 +206,32 @@ def test_what_is_not_there(
     assert os.listdir(tmp_path) == ["file"]
 
 
+def faults_of_a_copy(address: str, tmp_path: Path, size: int, *, is_put: bool) -> int:
+    """Page faults of `aiordma cp` and `aiordma serve` together."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt
+    with serving(tmp_path / "served", address, "--writable") as server:
+        here, there = tmp_path / "here", server.folder / "there"
+        make_large(here if is_put else there, size)
+        names = [str(here), f"{server.at}/there"]
+        words = names if is_put else names[::-1]
+        subprocess.run([*COMMAND, "cp", "-q", *words], check=True, timeout=LIMIT_S)
+        assert here.stat().st_size == there.stat().st_size == size
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt - before
+
+
+@pytest.mark.parametrize("is_put", [True, False], ids=["put", "get"])
+def test_a_file_goes_through_memory_that_is_used_again(
+    address: str, tmp_path: Path, is_put: bool
+) -> None:
+    """Memory that is new for each piece costs up to 256 page faults a MiB, and most of the time.
+
+    The count does not depend on the speed of the machine, as the time does.
+    """
+    small = faults_of_a_copy(address, tmp_path, 8 << 20, is_put=is_put)
+    large = faults_of_a_copy(address, tmp_path, LARGE + (8 << 20), is_put=is_put)
+    assert (large - small) / (LARGE >> 20) < 32
+
+
 @contextlib.contextmanager
 def copying(source: str, target: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A copy that is under way: some of the file is in the folder."""
@@ -219,10 +246,10 @@ def copying(source: str, target: str, folder: Path) -> Iterator[subprocess.Popen
         copy.communicate(timeout=LIMIT_S)
 
 
-def make_large(path: Path) -> str:
-    """A file that takes longer to copy than any test has."""
+def make_large(path: Path, size: int = 8 << 30) -> str:
+    """A file of zeros; by default it takes longer to copy than any test has."""
     with path.open("wb") as file:
-        file.truncate(8 << 30)
+        file.truncate(size)
     return str(path)
 
 

@@ -15,6 +15,6 @@ Everything on the wire is a frame (frames.py): a short message in JSON, or a pie
 Either side may say Failed(reason, text) in place of the next frame, in the middle of a file too.
 One connection carries one file.  The checksum comes last, so that a file is read only once.
 
-`exchange` moves frames over asyncio's streams; `client` and `server` are the two roles.  None of
-them knows what carries the stream.
+`exchange` moves frames over streams, and `disk` the bytes of a file, a part ahead of the connection
+or behind it; `client` and `server` are the two roles.
 """

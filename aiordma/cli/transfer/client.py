@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from aiordma.cli.transfer.exchange import Exchange, Progress, TransferError, in_thread
+from aiordma.cli.transfer.disk import in_thread
+from aiordma.cli.transfer.exchange import Exchange, Progress
+from aiordma.cli.transfer.failure import TransferError
 from aiordma.cli.transfer.folder import Incoming, Source
 from aiordma.cli.transfer.frames import Done, Get, Put, Ready, Reason
 

@@ -1,19 +1,17 @@
 """Frames over asyncio's streams, and the bytes of a file as frames.
 
-Disks block, so that reading, writing and hashing happen in a thread, one call at a time.  Each
-step on the wire has `limit_s` seconds; a disk has as long as it takes.
-
-A disk that fails is a TransferError, too: an OSError is always the connection's.
+Each step on the wire has `limit_s` seconds; a disk has as long as it takes (disk.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-from collections.abc import AsyncIterator, Callable
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TypeVar, cast
 
+from aiordma.cli.transfer.disk import ReadAhead, WriteBehind
+from aiordma.cli.transfer.failure import PeerFailedError, TransferError
 from aiordma.cli.transfer.folder import Incoming, Source
 from aiordma.cli.transfer.frames import (
     HEADER_SIZE,
@@ -32,56 +30,16 @@ from aiordma.cli.transfer.frames import (
     parse,
     parse_header,
 )
+from aiordma.streams.stream_config import StreamConfig
+from aiordma.streams.stream_reader import RdmaStreamReader
 
-__all__ = ["READ_LIMIT", "Exchange", "PeerFailedError", "Progress", "TransferError", "in_thread"]
+__all__ = ["STREAM_CONFIG", "Exchange", "Progress", "closing"]
 
-T = TypeVar("T")
 M = TypeVar("M", Ready, Done)
 Progress = Callable[[int], object]
-#: `limit` for the stream: room for a piece, so that one call reads it.
-READ_LIMIT = 2 * MOST_DATA
+#: The rings are as large as a piece: four times the default take half as many turns of the loop.
+STREAM_CONFIG = StreamConfig(send_buffer_size=MOST_DATA, receive_buffer_size=MOST_DATA)
 _MOST_TEXT = 4000
-
-
-class TransferError(Exception):
-    """A file was not copied.
-
-    Attributes:
-        reason: The reason, a `Reason`, for programs.
-        text: The reason, for people.
-    """
-
-    def __init__(self, reason: str, text: str) -> None:
-        super().__init__(reason, text)
-        self.reason = reason
-        self.text = text
-
-    def __str__(self) -> str:
-        return self.text
-
-
-class PeerFailedError(TransferError):
-    """The peer has broken off the transfer, and has sent a reason."""
-
-
-async def in_thread(function: Callable[..., T], *arguments: object) -> T:
-    """Call `function` in a thread.
-
-    Cancellation: ends the wait when the call has ended and not before: the call uses a file that
-    the caller is about to close.
-    """
-    call = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
-    try:
-        return await asyncio.shield(call)
-    except asyncio.CancelledError:
-        while not call.done():
-            try:
-                await asyncio.wait([call])
-            except asyncio.CancelledError:
-                continue
-        if not call.cancelled():
-            call.exception()  # retrieved, so that asyncio does not report it as never retrieved
-        raise
 
 
 @contextlib.asynccontextmanager
@@ -111,7 +69,7 @@ class Exchange:
     """
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit_s: float
+        self, reader: RdmaStreamReader, writer: asyncio.StreamWriter, limit_s: float
     ) -> None:
         self._reader = reader
         self.writer = writer
@@ -144,7 +102,7 @@ class Exchange:
             TransferError: The peer failed, breaks the protocol, ended, or says nothing.
             OSError: The connection broke.
         """
-        frame, body = await self._frame(None if whenever else self.limit_s)
+        frame, body = await self._message(None if whenever else self.limit_s)
         if frame is not FrameKind.MESSAGE:
             raise TransferError(Reason.PROTOCOL, "the peer sent data out of turn")
         return _expected(body, kind)
@@ -155,7 +113,7 @@ class Exchange:
         Raises:
             TransferError, OSError: As `hear`.
         """
-        frame, body = await self._frame(self.limit_s)
+        frame, body = await self._message(self.limit_s)
         if frame is FrameKind.MESSAGE:
             message = _parsed(body)
             if isinstance(message, Put | Get):
@@ -173,20 +131,20 @@ class Exchange:
             TransferError: As `say`; or the file cannot be read, or is shorter.
             OSError: The connection broke.
         """
-        digest = hashlib.sha256()
-        left = size
-        while left:
-            data = await in_thread(_read, source, min(left, MOST_DATA), digest.update)
-            if not data:
-                text = f"the file became shorter while it was read: {left} bytes are missing"
-                raise TransferError(Reason.SYSTEM, text)
-            self.writer.write(data_header(len(data)))
-            self.writer.write(data)
-            await self._drain()
-            left -= len(data)
-            progress(len(data))
-        await self.say(Done(digest.hexdigest()))
-        return digest.hexdigest()
+        ahead = ReadAhead(source, size)
+        try:
+            while part := await ahead.part():
+                for begin in range(0, len(part), MOST_DATA):
+                    # A copy: the writer may keep what it is given, and the buffer is used again.
+                    piece = bytes(part[begin : begin + MOST_DATA])
+                    self.writer.write(data_header(len(piece)))
+                    self.writer.write(piece)
+                    await self._drain()
+                    progress(len(piece))
+        finally:
+            await ahead.close()
+        await self.say(Done(ahead.sha256))
+        return ahead.sha256
 
     async def receive_file(self, incoming: Incoming, size: int, progress: Progress) -> str:
         """Receive `size` bytes and the checksum, and write the bytes under a temporary name.
@@ -198,25 +156,32 @@ class Exchange:
             TransferError: As `hear`; the checksum or the size is wrong; the file cannot be written.
             OSError: The connection broke.
         """
-        digest = hashlib.sha256()
+        behind = WriteBehind(incoming, size)
         left = size
-        while True:
-            kind, body = await self._frame(self.limit_s)
-            if kind is FrameKind.MESSAGE:
-                break
-            if len(body) > left:
-                raise TransferError(Reason.PROTOCOL, "the peer sent more than it announced")
-            await in_thread(_write, incoming, body, digest.update)
-            left -= len(body)
-            progress(len(body))
-        done = _expected(body, Done)
-        if left:
-            text = f"the peer sent {left} bytes less than it announced"
-            raise TransferError(Reason.PROTOCOL, text)
-        if done.sha256 != digest.hexdigest():
-            text = f"what arrived has SHA-256 {digest.hexdigest()}, what was sent {done.sha256}"
+        try:
+            while True:
+                kind, length = await self._header(self.limit_s)
+                if kind is FrameKind.MESSAGE:
+                    break
+                if length > left:
+                    raise TransferError(Reason.PROTOCOL, "the peer sent more than it announced")
+                while (room := behind.room(length)) is None:
+                    with self._paused():
+                        await behind.flush()
+                await self._fill(room)
+                left -= length
+                progress(length)
+            done = _expected(await self._body(length, self.limit_s), Done)
+            if left:
+                text = f"the peer sent {left} bytes less than it announced"
+                raise TransferError(Reason.PROTOCOL, text)
+            digest = await behind.finish()
+        finally:
+            await behind.close()
+        if done.sha256 != digest:
+            text = f"what arrived has SHA-256 {digest}, what was sent {done.sha256}"
             raise TransferError(Reason.CHECKSUM, text)
-        return done.sha256
+        return digest
 
     async def hear_out(self) -> None:
         """Read and drop the bytes that still arrive, until the peer ends or the time is over.
@@ -225,7 +190,7 @@ class Exchange:
         """
         try:
             async with asyncio.timeout(self.limit_s):
-                while await self._reader.read(READ_LIMIT):
+                while await self._reader.read(MOST_DATA):
                     pass
         except (OSError, TimeoutError):
             pass
@@ -234,16 +199,46 @@ class Exchange:
         async with _step(self.limit_s, "the peer takes nothing"):
             await self.writer.drain()
 
-    async def _frame(self, limit_s: float | None) -> tuple[FrameKind, bytes]:
+    async def _message(self, limit_s: float | None) -> tuple[FrameKind, bytes]:
+        """The next frame, without its rest unless it is a message."""
+        kind, length = await self._header(limit_s)
+        return kind, await self._body(length, limit_s) if kind is FrameKind.MESSAGE else b""
+
+    async def _header(self, limit_s: float | None) -> tuple[FrameKind, int]:
         try:
-            async with _step(limit_s, "the peer sends nothing"):
-                kind, length = parse_header(await self._reader.readexactly(HEADER_SIZE))
-                return kind, await self._reader.readexactly(length)
-        except asyncio.IncompleteReadError:
-            text = "the peer ended the connection before the end of the file"
-            raise TransferError(Reason.SYSTEM, text) from None
+            return parse_header(await self._body(HEADER_SIZE, limit_s))
         except FrameError as exc:
             raise TransferError(Reason.PROTOCOL, str(exc)) from None
+
+    async def _body(self, length: int, limit_s: float | None) -> bytes:
+        async with _step(limit_s, "the peer sends nothing"):
+            try:
+                return await self._reader.readexactly(length)
+            except asyncio.IncompleteReadError:
+                raise _ended() from None
+
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[None]:
+        """Leave arriving bytes with the transport, while no task waits for them.
+
+        The reader would keep them in memory of its own, which it gets and gives back each time: a
+        page fault for each 4 KiB, which can cost more than the copy of the file.
+        """
+        transport = cast("asyncio.Transport", self.writer.transport)
+        transport.pause_reading()
+        try:
+            yield
+        finally:
+            transport.resume_reading()
+
+    async def _fill(self, buffer: memoryview) -> None:
+        """Receive as many bytes as `buffer` has."""
+        async with _step(self.limit_s, "the peer sends nothing"):
+            while buffer:
+                count = await self._reader.readinto(buffer)
+                if not count:
+                    raise _ended()
+                buffer = buffer[count:]
 
 
 @contextlib.asynccontextmanager
@@ -277,18 +272,5 @@ def _expected(body: bytes, kind: type[M]) -> M:
     return message
 
 
-def _read(source: Source, size: int, update: Callable[[bytes], None]) -> bytes:
-    try:
-        data = source.read(size)
-    except OSError as exc:
-        raise TransferError(Reason.SYSTEM, str(exc)) from exc
-    update(data)
-    return data
-
-
-def _write(incoming: Incoming, data: bytes, update: Callable[[bytes], None]) -> None:
-    update(data)
-    try:
-        incoming.write(data)
-    except OSError as exc:
-        raise TransferError(Reason.SYSTEM, str(exc)) from exc
+def _ended() -> TransferError:
+    return TransferError(Reason.SYSTEM, "the peer ended the connection before the end of the file")

@@ -51,9 +51,13 @@ class Source:
             raise OSError(errno.EINVAL, "not a regular file", self._name)
         return found.st_size
 
-    def read(self, size: int) -> bytes:
-        """The next `size` bytes; fewer at the end of the file."""
-        return os.read(self._fd, size)
+    def readinto(self, buffer: memoryview) -> int:
+        """Read the next bytes into `buffer`; return how many, 0 at the end of the file.
+
+        Raises:
+            OSError: The disk fails.
+        """
+        return os.readv(self._fd, [buffer])
 
     def close(self) -> None:
         """Close the file, if it is open."""
@@ -91,7 +95,7 @@ class Incoming:
         self._fd = os.open(other_name, _NEW_FLAGS, 0o666, dir_fd=self._parent)
         self._other_name = other_name
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Append `data`.
 
         Raises:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass
 
-from aiordma.cli.transfer.exchange import Exchange, TransferError, in_thread
+from aiordma.cli.transfer.disk import in_thread
+from aiordma.cli.transfer.exchange import Exchange
+from aiordma.cli.transfer.failure import TransferError
 from aiordma.cli.transfer.folder import Folder
 from aiordma.cli.transfer.frames import Done, Get, Put, Ready, Reason
 

@@ -16,14 +16,17 @@ import pytest
 from aiordma.cli import serve
 from aiordma.cli.output import print_hint, print_line, printable
 from aiordma.cli.transfer import client
-from aiordma.cli.transfer.exchange import READ_LIMIT, Exchange, TransferError, closing, in_thread
+from aiordma.cli.transfer.disk import in_thread
+from aiordma.cli.transfer.exchange import Exchange, closing
+from aiordma.cli.transfer.failure import TransferError
 from aiordma.cli.transfer.folder import Folder, local_incoming, local_source
 from aiordma.cli.transfer.frames import MOST_DATA, Done, Put, Ready, Reason, data_header, pack
 from aiordma.cli.transfer.server import Quota, Served, serve_one
+from aiordma.streams.stream_reader import READER_LIMIT, RdmaStreamReader
 
 from ..conftest import Run
 
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Streams = tuple[RdmaStreamReader, asyncio.StreamWriter]
 LIMIT_S = 20.0
 SIZES = [0, 1, MOST_DATA - 1, MOST_DATA, 3 * MOST_DATA + 5]
 SHA_OF_NOTHING = hashlib.sha256().hexdigest()
@@ -31,23 +34,33 @@ SHA_OF_NOTHING = hashlib.sha256().hexdigest()
 
 @contextlib.asynccontextmanager
 async def connected(
-    answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    answer: Callable[[RdmaStreamReader, asyncio.StreamWriter], Awaitable[None]],
     limit_s: float = LIMIT_S,
 ) -> AsyncIterator[Exchange]:
     """The client's side of a connection whose server side `answer` has."""
     over = asyncio.Event()
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(reader: Any, writer: asyncio.StreamWriter) -> None:
         try:
             async with closing(writer, LIMIT_S):
                 await answer(reader, writer)
         finally:
             over.set()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=READ_LIMIT)
+    loop = asyncio.get_running_loop()
+
+    def a_reader() -> RdmaStreamReader:
+        return RdmaStreamReader(limit=READER_LIMIT, loop=loop)
+
+    server = await loop.create_server(
+        lambda: asyncio.StreamReaderProtocol(a_reader(), serve, loop=loop), "127.0.0.1", 0
+    )
     async with server:
-        port = server.sockets[0].getsockname()[1]
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=READ_LIMIT)
+        reader = a_reader()
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        address = server.sockets[0].getsockname()
+        transport, _ = await loop.create_connection(lambda: protocol, *address)
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         async with closing(writer, LIMIT_S):
             yield Exchange(reader, writer, limit_s)
         await asyncio.wait_for(over.wait(), LIMIT_S)
@@ -61,7 +74,7 @@ class Service:
         self.writable = writable
         self.done: list[Served | str] = []
 
-    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def __call__(self, reader: RdmaStreamReader, writer: asyncio.StreamWriter) -> None:
         folder = Folder(self.path)
         exchange = Exchange(reader, writer, LIMIT_S)
         try:
@@ -180,7 +193,7 @@ async def test_a_client_that_ends_in_the_middle(service: Service, tmp_path: Path
 
 
 async def test_a_server_that_ends_in_the_middle(tmp_path: Path) -> None:
-    async def half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def half(reader: RdmaStreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(100)
         writer.write(pack(Ready(100)) + data_header(50) + bytes(50))
 
@@ -202,7 +215,7 @@ async def test_a_server_that_ends_in_the_middle(tmp_path: Path) -> None:
     ],
 )
 async def test_servers_that_break_the_rules(tmp_path: Path, answer: bytes, words: str) -> None:
-    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def say(reader: RdmaStreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(100)
         writer.write(answer)
         await reader.read()
@@ -214,7 +227,7 @@ async def test_servers_that_break_the_rules(tmp_path: Path, answer: bytes, words
 
 
 async def test_a_server_that_fails_in_the_middle_of_a_put(tmp_path: Path) -> None:
-    async def full(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def full(reader: RdmaStreamReader, writer: asyncio.StreamWriter) -> None:
         exchange = Exchange(reader, writer, LIMIT_S)
         await exchange.hear_request()
         await exchange.say(Ready(64 * MOST_DATA))
@@ -248,7 +261,7 @@ async def test_a_file_that_grows_is_copied_as_far_as_it_was(
 
 
 async def test_a_peer_that_says_nothing(tmp_path: Path) -> None:
-    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def mute(reader: RdmaStreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
     async with connected(mute, limit_s=0.05) as exchange:
@@ -257,7 +270,7 @@ async def test_a_peer_that_says_nothing(tmp_path: Path) -> None:
 
 
 async def test_a_server_that_does_not_confirm(tmp_path: Path) -> None:
-    async def forget(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def forget(reader: RdmaStreamReader, writer: asyncio.StreamWriter) -> None:
         exchange = Exchange(reader, writer, LIMIT_S)
         await exchange.hear_request()
         await exchange.say(Ready(0))
@@ -272,7 +285,7 @@ async def test_a_server_that_does_not_confirm(tmp_path: Path) -> None:
 async def test_cancel_leaves_no_file_on_either_side(service: Service, tmp_path: Path) -> None:
     half = asyncio.Event()
 
-    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def slow(reader: RdmaStreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(100)
         writer.write(pack(Ready(100)) + data_header(50) + bytes(50))
         half.set()

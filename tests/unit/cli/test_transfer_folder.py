@@ -33,9 +33,9 @@ def folder(served: Path) -> Iterator[Folder]:
 def contents(source: Source) -> bytes:
     try:
         size = source.open()
-        data = source.read(size + 1)
-        assert len(data) == size
-        return data
+        data = bytearray(size + 1)
+        assert source.readinto(memoryview(data)) == size
+        return bytes(data[:size])
     finally:
         source.close()
 
