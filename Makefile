@@ -9,6 +9,7 @@
 #   make mutate [ONLY="name"] bugs that are put in one at a time, and the tests that must find them
 #   make programs [PROGRAMS=websockets_both]    servers and clients off PyPI under the switch; docs/switch.md
 #   make wheel               the sdist and the wheel for PyPI, in dist/
+#   make softroce-wheel      kernel and rdma-core for --softroce on any system, as a wheel, in dist/
 #   make release-check       the same, and whether they can be published: each CPython, clean systems
 #   make lint [FIX=1]        make docs        make setup        make clean
 #
@@ -23,7 +24,7 @@ export AIORDMA_SOFTROCE_INSTALL := 1
 
 SECONDS ?= 600
 
-.PHONY: demo test mutate bench bench-check profile fuzz programs wheel release-check lint docs \
+.PHONY: demo test mutate bench bench-check profile fuzz programs wheel softroce-wheel release-check lint docs \
     setup clean help
 
 demo:
@@ -63,6 +64,10 @@ wheel:
 	@tools/setup release
 	@$(PY) tools/wheels.py
 
+softroce-wheel:
+	@tools/setup release
+	@$(PY) tools/softroce_wheel.py
+
 release-check:
 	@tools/setup release
 	@$(PY) tools/release_check.py
@@ -87,4 +92,4 @@ clean:
 	find aiordma tests tools examples docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 help:
-	@sed -n '3,16s/^# \{0,1\}//p' Makefile
+	@sed -n '3,17s/^# \{0,1\}//p' Makefile

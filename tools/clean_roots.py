@@ -28,6 +28,21 @@ _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux2014_x86_64", "manylinux_2_17_x
 _COMPILER = "gcc libc6-dev"
 _INSTALL = re.compile(r"apt install ([\w. +-]+)")
 _DIAGNOSIS = "import aiordma; aiordma.verbs; print(aiordma.why_unavailable())"
+#: Sends a message to itself, and prints it.
+_FIRST_MESSAGE = """
+import asyncio
+import aiordma
+
+async def main():
+    async with aiordma.listen("10.80.0.1", 0) as listener:
+        async with aiordma.connect("10.80.0.1", listener.port) as client:
+            server = await listener.accept()
+            await client.send(b"hello")
+            print(bytes(await server.recv()))
+            await server.close()
+
+asyncio.run(main())
+"""
 
 
 def why_not() -> str:
@@ -100,6 +115,19 @@ class Root:
         check_missing(said)
         self._apt(said)
         self._check_libraries(python)
+
+    def check_softroce(self, wheel: Path) -> None:
+        """With aiordma-softroce an ordinary user gets a message through, without a network."""
+        shutil.copy(wheel, self._path / "store")
+        python = self._venv()
+        self._pip(python, "aiordma", "aiordma-softroce", "--only-binary=:all:")
+        (self._path / "first.py").write_text(_FIRST_MESSAGE)
+        proc = self._path / "proc"
+        alone = ("unshare", "--net", "--mount", "--pid", "--fork", f"--mount-proc={proc}")
+        user = ("chroot", "--userspec=65534:65534", self._path, "env", "HOME=/tmp")
+        runner = (python, "-m", "aiordma.testing.softroce", "--", python, "/first.py")
+        if (said := call(*alone, *user, *runner, limit_s=100)) != "b'hello'\n":
+            raise CheckFailedError(f"the first program says {said!r}")
 
     def check_sdist(self) -> None:
         """The sdist says which packages a build needs; with these it builds."""

@@ -18,6 +18,7 @@ from pathlib import Path
 import check_wheel
 import clean_roots
 import pythons
+import softroce_wheel
 import wheels
 from checks import ROOT, CheckFailedError, call
 
@@ -183,6 +184,7 @@ class Release(check_wheel.Package):
     def check_roots(self) -> None:
         """Install in a clean root of each release, if this machine can make one."""
         reason = clean_roots.why_not()
+        softroce = softroce_wheel.make(self.scratch / "softroce") if not reason else Path()
         for release in clean_roots.RELEASES:
             if reason:
                 self.checks.skip(f"clean {release}", reason)
@@ -190,6 +192,10 @@ class Release(check_wheel.Package):
             root = clean_roots.Root(release, self.scratch, self.built)
             try:
                 if self.checks.run(f"clean {release}: system", root.make):
+                    self.checks.run(
+                        f"clean {release}: aiordma-softroce",
+                        functools.partial(root.check_softroce, softroce),
+                    )
                     self.checks.run(f"clean {release}: wheel", root.check_wheel)
                     self.checks.run(f"clean {release}: sdist", root.check_sdist)
             finally:

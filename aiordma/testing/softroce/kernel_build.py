@@ -13,7 +13,7 @@ from pathlib import Path
 from . import cache, packages, tools
 from .errors import InfrastructureError
 
-_CONFIG = Path(__file__).with_name("uml.config")
+CONFIG = Path(__file__).with_name("uml.config")
 _KIND = "uml"
 _WHAT = "the kernel of the uml engine"
 #: To be raised with each change of this file that changes the result of a build.
@@ -107,7 +107,7 @@ def cached() -> Path | None:
 
 
 def _key(size: int) -> str:
-    return cache.digest(_CONFIG.read_bytes(), size, _RECIPE)
+    return cache.digest(CONFIG.read_bytes(), size, _RECIPE)
 
 
 def _build(shop: cache.Workshop, size: int, verbose: bool) -> str:
@@ -129,7 +129,7 @@ def _build(shop: cache.Workshop, size: int, verbose: bool) -> str:
     widen_registers(tree, size, shop.log)
     make = ["make", "ARCH=um", "-C", str(tree)]
     tools.run(
-        [*make, f"KCONFIG_ALLCONFIG={_CONFIG}", "allnoconfig"],
+        [*make, f"KCONFIG_ALLCONFIG={CONFIG}", "allnoconfig"],
         title="configuring the kernel",
         log=shop.log,
         limit=_UNPACK_SECONDS,
@@ -220,7 +220,7 @@ def check_configuration(file: Path, version: str) -> None:
     if lost:
         raise InfrastructureError(
             f"Linux {version} cannot be configured with {', '.join(lost)}: its configuration has "
-            f"changed, and {_CONFIG.name} has to follow"
+            f"changed, and {CONFIG.name} has to follow"
         )
 
 

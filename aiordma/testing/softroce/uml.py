@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import guest, network
+from . import bundle, guest, network
 from .errors import InfrastructureError, UsageError
 from .kernel_build import kernel
 from .options import Options
@@ -37,14 +37,26 @@ def check(options: Options) -> None:
 def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
     """Run `argv` in a guest and return its status; see `softroce.run`."""
     check(options)
-    linux = kernel(verbose=options.verbose, install=options.install)
+    bundled = bundle.find()
+    if bundled is None:
+        linux = kernel(verbose=options.verbose, install=options.install)
+    else:
+        linux = bundled.kernel
     memory = options.memory or DEFAULT_MEMORY
     machine = guest.Guest(options, _BOOT_SECONDS, "the guest's kernel")
     command = _command_line(linux, memory, machine.descriptors, options)
     told = network.environment(options, "uml")
-    message = guest.request(argv, network.plan(options), told, options)
+    if bundled is not None:
+        told |= bundled.environment()
+    message = guest.request(argv, network.plan(options), told, options, bundled)
     # The kernel passes its own environment to no process; the command's comes with the request.
-    surroundings = {"PATH": os.defpath, "TMPDIR": memory_directory(memory)}
+    surroundings = {
+        "PATH": os.defpath,
+        "TMPDIR": memory_directory(memory),
+        # The C library of a kernel that is linked statically registers memory to which the host
+        # writes whenever it resumes the process; a process of the guest does not have that memory.
+        "GLIBC_TUNABLES": "glibc.pthread.rseq=0",
+    }
     return machine.run(command, surroundings, message, stdout=stdout, log_is_stdout=True)
 
 

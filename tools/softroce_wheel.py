@@ -1,0 +1,218 @@
+"""Build the wheel of ``aiordma-softroce``: ``make softroce-wheel``, which fills ``dist``.
+
+The wheel has a User-Mode Linux kernel, and rdma-core, iproute2 and perftest for its guest, so that
+``python -m aiordma.testing.softroce`` needs no compiler, no package of the system and no network.
+The kernel is the one that the runner builds; the programs and libraries come out of Debian's
+packages, as they are, but with the place of their libraries.  ``SOURCES.md`` in the wheel names the
+source of each with its version; two builds from the same packages are the same, byte for byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+from checks import ROOT, CheckFailedError, call
+from wheels import DIST, imported, program, settings
+
+sys.path.insert(0, str(ROOT))
+
+from aiordma.testing.softroce import SoftroceError, bundle, kernel_build, packages
+
+PACKAGE = ROOT / "tools/softroce"
+#: The oldest C library for which the wheel is: its version, in the tag of manylinux.
+OLDEST_GLIBC = (2, 34)
+_PLATFORM = "manylinux_{}_{}_x86_64".format(*OLDEST_GLIBC)
+
+#: Debian's packages, and the programs that are taken from each.
+_PROGRAMS = {
+    "iproute2": r"(bin/ip|sbin/tc|usr/bin/rdma)",
+    "rdmacm-utils": r"usr/bin/\w+",
+    "ibverbs-utils": r"usr/bin/\w+",
+    "perftest": r"usr/bin/ib_\w+",
+}
+#: Packages whose libraries belong to rdma-core, or come with the wrong release of it if not here.
+_RDMA_CORE = (
+    "libibverbs1", "librdmacm1", "ibverbs-providers", "libnl-3-200", "libnl-route-3-200",
+    "libibumad3",
+)  # fmt: skip
+_PRIVATE = (
+    "libbpf1", "libbsd0", "libcap2", "libelf1", "libmd0", "libmnl0", "libpci3", "libudev1",
+    "libxtables12", "zlib1g",
+)  # fmt: skip
+#: Libraries of the C library, which each system has.
+_GLIBC = {"libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2"}
+_NEEDED = re.compile(r"\(NEEDED\).*\[(.+)\]")
+_LICENSE = re.compile(r"common-licenses/([\w.-]*\w)")
+
+
+def main() -> None:
+    """Build the wheel into ``dist``."""
+    parser = argparse.ArgumentParser(description="Build the wheel of aiordma-softroce.")
+    parser.add_argument("--folder", type=Path, default=DIST, help="in place of dist")
+    folder = parser.parse_args().folder
+    try:
+        print(make(folder))
+    except (CheckFailedError, SoftroceError) as error:
+        sys.exit(f"make softroce-wheel: {error}")
+
+
+def make(folder: Path) -> Path:
+    """Build the wheel into a folder; what earlier builds left there is removed.
+
+    Raises:
+        CheckFailedError: A part needs a library that is not in the wheel, or a newer C library.
+        SoftroceError: The kernel or a package cannot be had.
+    """
+    with tempfile.TemporaryDirectory(prefix="aiordma-softroce-") as scratch, settings():
+        source = Path(scratch, "source")
+        shutil.copytree(PACKAGE, source)
+        target = source / bundle.PACKAGE
+        for name in ("bin", "lib", "lib/libibverbs", "licenses", "private", "sbin", "tc"):
+            (target / name).mkdir()
+        origins = [_add_kernel(target), *_add_packages(target, Path(scratch))]
+        _add_licenses(target / "licenses")
+        _write_sources(target, origins)
+        _check(target)
+        _set_version(source)
+        call(
+            sys.executable, "-m", "build", "--no-isolation", "--wheel",
+            f"-C--build-option=--plat-name={_PLATFORM}", "--outdir", Path(scratch, "out"), source,
+            limit_s=600,
+        )  # fmt: skip
+        (built,) = Path(scratch, "out").glob("*.whl")
+        folder.mkdir(exist_ok=True)
+        for old in folder.glob(f"{bundle.PACKAGE}-*.whl"):
+            old.unlink()
+        return Path(shutil.copy(built, folder))
+
+
+def _add_kernel(target: Path) -> tuple[str, str, str]:
+    """Copy the kernel; return the lines of its origin."""
+    kernel = kernel_build.kernel(install=os.geteuid() == 0)
+    shutil.copy(kernel, target / "linux")
+    call("strip", target / "linux")
+    version = kernel.parent.name.split("-", 1)[1].rsplit("-", 1)[0]
+    (target / "licenses/linux").write_text("The Linux kernel: common-licenses/GPL-2, alone.\n")
+    shutil.copy(kernel_build.CONFIG, target / "licenses/linux.config")
+    shutil.copy(kernel_build.__file__, target / "licenses/linux.recipe.py")
+    return "linux", "linux", version
+
+
+def _add_packages(target: Path, scratch: Path) -> list[tuple[str, str, str]]:
+    """Copy programs and libraries out of Debian's packages; return their origins."""
+    origins = []
+    log = scratch / "log"
+    for name in (*_PROGRAMS, *_RDMA_CORE, *_PRIVATE):
+        unpacked = scratch / name
+        packages.download(name, unpacked, log)
+        origins.append((name, *_source_of(name)))
+        shutil.copy((unpacked / "usr/share/doc" / name / "copyright").resolve(),
+                    target / "licenses" / name)  # fmt: skip
+        for path in unpacked.glob("usr/lib/*/tc/*.dist"):
+            shutil.copy(path, target / "tc")
+        if name in _PROGRAMS:
+            _add_programs(unpacked, target / ("sbin" if name == "iproute2" else "bin"),
+                          _PROGRAMS[name])  # fmt: skip
+        else:
+            _add_libraries(unpacked, target / ("lib" if name in _RDMA_CORE else "private"))
+    return origins
+
+
+def _add_licenses(folder: Path) -> None:
+    """Copy the texts to which the files of the packages refer."""
+    named = {name for path in folder.iterdir() for name in _LICENSE.findall(path.read_text())}
+    (folder / "common-licenses").mkdir()
+    for name in sorted(named):
+        shutil.copy(Path("/usr/share/common-licenses", name), folder / "common-licenses")
+
+
+def _source_of(name: str) -> tuple[str, str]:
+    """The source package that a package was built from, and its version."""
+    shown = call("apt-cache", "show", "--no-all-versions", name)
+    fields = dict(line.split(": ", 1) for line in shown.splitlines() if ": " in line)
+    source, _, version = fields.get("Source", name).partition(" ")
+    return source, version.strip("()") or fields["Version"]
+
+
+def _add_programs(unpacked: Path, folder: Path, pattern: str) -> None:
+    for path in sorted(unpacked.rglob("*")):
+        name = str(path.relative_to(unpacked))
+        if path.is_file() and not path.is_symlink() and re.fullmatch(pattern, name):
+            copy = Path(shutil.copy(path, folder))
+            copy.chmod(0o755)
+            _find_libraries(copy, "$ORIGIN/../lib:$ORIGIN/../private")
+
+
+def _add_libraries(unpacked: Path, folder: Path) -> None:
+    """Copy the libraries under the names by which programs need them, and the drivers."""
+    for path in sorted(unpacked.rglob("*.so*")):
+        if path.is_symlink() or not path.is_file():
+            continue
+        if path.parent.name == "libibverbs":
+            if not path.name.startswith(tuple(f"lib{name}-" for name in bundle.PROVIDERS)):
+                continue
+            copy = Path(shutil.copy(path, folder / "libibverbs"))
+            _find_libraries(copy, "$ORIGIN/..")
+        else:
+            soname = call(program("patchelf"), "--print-soname", path).strip()
+            copy = Path(shutil.copy(path, folder / (soname or path.name)))
+            _find_libraries(copy, "$ORIGIN:$ORIGIN/../private")
+            if soname == "libibverbs.so.1":
+                _move_settings(copy)
+        copy.chmod(0o644)
+
+
+def _find_libraries(file: Path, places: str) -> None:
+    call(program("patchelf"), "--set-rpath", places, file)
+
+
+def _move_settings(library: Path) -> None:
+    """Have libibverbs read its settings where the guest has them; without any it warns."""
+    old, new = bundle.DEBIAN_SETTINGS.encode(), bundle.SETTINGS.encode()
+    data = library.read_bytes()
+    if data.count(old + b"\0") != 1 or len(old) != len(new):
+        raise CheckFailedError(f"{library.name} does not name {bundle.DEBIAN_SETTINGS} once")
+    library.write_bytes(data.replace(old, new))
+
+
+def _write_sources(target: Path, origins: list[tuple[str, str, str]]) -> None:
+    """Add the table of origins to the text on the sources."""
+    rows = [f"| {name} | {source} {version} | `licenses/{name}` |"
+            for name, source, version in origins]  # fmt: skip
+    file = target / "SOURCES.md"
+    file.write_text(file.read_text().replace("TABLE\n", "\n".join(rows) + "\n"))
+
+
+def _set_version(source: Path) -> None:
+    own = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    file = source / "pyproject.toml"
+    line = f'version = "{own["project"]["version"]}"'
+    file.write_text(re.sub("^version = .*$", line, file.read_text(), flags=re.MULTILINE))
+
+
+def _check(target: Path) -> None:
+    """Fail where a part needs what neither the wheel nor each system has."""
+    if "INTERP" in call("readelf", "--program-headers", target / "linux"):
+        raise CheckFailedError("the kernel is not linked statically")
+    for path in sorted(target.rglob("*")):
+        if not path.is_file() or path.read_bytes()[:4] != b"\x7fELF" or path.name == "linux":
+            continue
+        folders = (target / "lib", target / "private")
+        for name in _NEEDED.findall(call("readelf", "--dynamic", path)):
+            if name not in _GLIBC and not any((folder / name).exists() for folder in folders):
+                raise CheckFailedError(f"{path.name} needs {name}, which no package here has")
+        for version in imported(path):
+            name, _, numbers = version.partition("_")
+            if name == "GLIBC" and tuple(map(int, numbers.split("."))) > OLDEST_GLIBC:
+                raise CheckFailedError(f"{path.name} needs {version}: raise OLDEST_GLIBC")
+
+
+if __name__ == "__main__":
+    main()
