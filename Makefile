@@ -4,6 +4,7 @@
 #   make test [STAGES="unit lint"] [PYTEST="-k name"]
 #   make bench [RECORD=1] [ROUNDS=5]    aiordma beside programs in C, in counted time; docs/benchmarks.md
 #   make bench-check [RECORD=1] [ROUNDS=3]    the ordinary programs and a few more against tests/bench/recorded.json
+#   make bench-many [NUMBER=10000]    so many connections of one process within 1 GiB; docs/growth.md
 #   make profile [RECORD=1]  where every instruction of a message and of a connection goes
 #   make fuzz [SECONDS=600]  the C that reads the wire, guided by coverage (needs clang)
 #   make mutate [ONLY="name"] bugs that are put in one at a time, and the tests that must find them
@@ -23,8 +24,10 @@ export PYTHON
 export AIORDMA_SOFTROCE_INSTALL := 1
 
 SECONDS ?= 600
+NUMBER ?= 10000
 
-.PHONY: demo test mutate bench bench-check profile fuzz programs wheel softroce-wheel release-check lint docs \
+.PHONY: demo test mutate bench bench-check bench-many profile fuzz programs wheel softroce-wheel \
+    release-check lint docs \
     setup clean help
 
 demo:
@@ -47,6 +50,10 @@ bench:
 bench-check:
 	@tools/setup bench
 	@$(PY) -m tests.bench.run --check $(if $(RECORD),--record) $(if $(ROUNDS),--rounds $(ROUNDS))
+
+bench-many:
+	@tools/setup test
+	@$(SOFTROCE) --engine uml --memory 16G -- $(PY) tests/device/thousands.py crowd 10.80.0.1 $(NUMBER)
 
 profile:
 	@tools/setup bench

@@ -37,6 +37,7 @@ from aiordma.loop.workers import call_blocking
 from aiordma.memory.arena import Arena, arenas
 from aiordma.memory.budget import Share, SlotBudget, step_budget
 from aiordma.memory.elastic import ElasticArena, Keeper
+from aiordma.memory.memlock import FIRST
 from aiordma.verbs.comp_channel import CompletionChannel, shared_completions
 from aiordma.verbs.context import Context
 from aiordma.verbs.cq import CompletionQueue
@@ -186,6 +187,7 @@ class Slots:
                 lambda: arenas(pd, *plan.shapes), undo=lambda made: made[0].close()
             )
         slots = cls(made, plan)
+        FIRST.count(slots.first.length)
         try:
             slots._set_up(pd, common, plan)
         except BaseException:
@@ -232,6 +234,7 @@ class Slots:
         self.send.close()
         self.recv.close()
         self.first.close()
+        FIRST.count(-self.first.length)
 
     def abandon(self) -> None:
         """Free everything; there never was a queue pair."""

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from aiordma._ffi import ffi
 from aiordma.errors import errno_error
 from aiordma.loop import registry
-from aiordma.memory.memlock import step_bytes
+from aiordma.memory.memlock import Room
 
 __all__ = ["Share", "SlotBudget", "step_budget"]
 
@@ -103,7 +103,7 @@ class SlotBudget:
     """
 
     def __init__(self, total: int) -> None:
-        self.total = total
+        self._total = total
         self._loop = asyncio.get_running_loop()
         self._members: set[Share] = set()
         self._committed = 0  # sum of each member's guaranteed or used slots, whichever are more
@@ -115,6 +115,11 @@ class SlotBudget:
     def __len__(self) -> int:
         """Number of members."""
         return len(self._members)
+
+    @property
+    def total(self) -> int:
+        """Slots that there are."""
+        return self._total
 
     @property
     def free(self) -> int:
@@ -136,7 +141,7 @@ class SlotBudget:
         Raises:
             OSError: ENOBUFS, the pool cannot guarantee so much.
         """
-        if guaranteed > self.total - self._committed:
+        if guaranteed > max(0, self.free):
             text = (
                 f"the pool of {self.total} slots has {self.free} left for {len(self)} + 1 "
                 f"connections, {guaranteed} are needed"
@@ -167,10 +172,26 @@ class SlotBudget:
                 function()
 
 
+class _StepBudget(SlotBudget):
+    """Bytes for steps: fewer, the more connections have pinned their first slots.
+
+    Members that have bytes keep them, so that `free` may be negative for a time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self._room = Room()
+
+    @property
+    def total(self) -> int:
+        """Bytes that there are now."""
+        return self._room.for_steps
+
+
 def step_budget() -> tuple[SlotBudget, Callable[[], None]]:
     """The bytes that come with traffic, of the running loop's connections and streams.
 
     Returns:
         The budget, and a function that lets it go.
     """
-    return registry.acquire("steps", lambda: SlotBudget(step_bytes()))
+    return registry.acquire("steps", _StepBudget)

@@ -36,7 +36,7 @@ from collections import OrderedDict, deque
 from typing import Self
 
 from aiordma.loop import fork
-from aiordma.memory.memlock import memory_to_pin
+from aiordma.memory.memlock import Room
 
 __all__ = [
     "AHEAD",
@@ -107,11 +107,11 @@ class ByteBudget:
         parent: The budget in which the bytes of this budget count, too.
     """
 
-    __slots__ = ("_held", "_line", "_own", "_parents", "_sizes", "_total")
+    __slots__ = ("_held", "_line", "_own", "_parents", "_room", "_total")
 
     def __init__(self, total: int | None, parent: Self | None = None) -> None:
         self._total = total
-        self._sizes: tuple[int, ...] = ()  # of the parts; empty before the first use
+        self._room: Room | None = None
         self._held = [0] * _PARTS
         self._own: tuple[dict[str, int], ...] = ({}, {}, {}, {})  # `_held` of each source
         self._parents: tuple[ByteBudget, ...] = () if parent is None else parent._chain
@@ -123,17 +123,17 @@ class ByteBudget:
     @property
     def total(self) -> int:
         """Bytes that there are."""
-        if self._total is None:
+        if self._total is not None:
+            return self._total
+        if self._room is None:
             # At the first use: by then the program has given up its privileges.
-            self._total = min(_PROCESS_BYTES, memory_to_pin() // 4)
-        return self._total
+            self._room = Room()
+        return min(_PROCESS_BYTES, self._room.for_messages)
 
     def _size_of(self, part: int) -> int:
-        if not self._sizes:
-            total = self.total
-            half = total - total // 2
-            self._sizes = (total // 2, half // 4, half - half // 4, total)
-        return self._sizes[part]
+        total = self.total
+        half = total - total // 2
+        return (total // 2, half // 4, half - half // 4, total)[part]
 
     @property
     def _chain(self) -> tuple[ByteBudget, ...]:
@@ -216,7 +216,7 @@ class ByteBudget:
     def resize(self, total: int) -> None:
         """Change the number of bytes; shares that are held stay."""
         with _lock:
-            self._total, self._sizes = total, ()
+            self._total = total
             woken = self._serve()
         _wake(woken)
 
@@ -399,7 +399,8 @@ def set_large_message_budget(size: int) -> None:
 
     Args:
         size: Bytes; by default 256 MiB, or a quarter of the memory that the process may pin, if
-            that is less.  A listener has a budget of its own besides.
+            that is less: of the memory beside the slots and rings with which its connections and
+            streams began.  A listener has a budget of its own besides.
 
     Raises:
         TypeError: `size` is no int.

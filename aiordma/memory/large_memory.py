@@ -31,7 +31,7 @@ from aiordma.loop.job import Job
 from aiordma.loop.limit import PatientLimit
 from aiordma.loop.timers import now
 from aiordma.loop.wait_line import WaitLine
-from aiordma.memory.memlock import memory_to_pin, sending_bytes
+from aiordma.memory.memlock import Room, memory_to_pin
 from aiordma.verbs.mr import MemoryRegion
 
 __all__ = ["LargeMemory", "Turn", "large_memory"]
@@ -73,11 +73,11 @@ class LargeMemory:
 
     __slots__ = (
         "_counted", "_frees", "_line", "_loop", "_pools", "_regions", "_sending", "_thread",
-        "_turns", "total",
+        "_total", "_turns",
     )  # fmt: skip
 
     def __init__(self, total: int) -> None:
-        self.total: int = total
+        self._total = total
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._sending = 0  # bytes of `_counted`
@@ -87,6 +87,11 @@ class LargeMemory:
         self._pools: weakref.WeakSet[_Keeps] = weakref.WeakSet()
         self._regions = 0  # that are registered, kept or not
         self._frees = 0  # times that memory became free
+
+    @property
+    def total(self) -> int:
+        """Bytes that sends pin at a time."""
+        return self._total
 
     def join(self, pool: _Keeps) -> None:
         """Have a pool drop its kept buffers where memory is short."""
@@ -250,6 +255,21 @@ class LargeMemory:
         """Do nothing: the last connection is gone, and no task waits."""
 
 
+class _OfLoop(LargeMemory):
+    """The LargeMemory of a loop: fewer bytes, the more memory first slots have pinned."""
+
+    __slots__ = ("_rest",)
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self._rest = Room()
+
+    @property
+    def total(self) -> int:
+        """Bytes that sends pin at a time."""
+        return self._rest.for_sends
+
+
 def large_memory() -> tuple[LargeMemory, Callable[[], None]]:
     """Return the LargeMemory of the running loop, and a function that lets it go."""
-    return registry.acquire("large memory", lambda: LargeMemory(sending_bytes()))
+    return registry.acquire("large memory", _OfLoop)

@@ -1,4 +1,10 @@
-"""How much memory the process may pin."""
+"""How much memory the process may pin.
+
+Theory of operation
+    A connection or stream pins its first slots or rings as long as it lives.  `FIRST` counts them,
+    over all loops.  All that comes with traffic is a part of the rest (`Room`): budgets that were
+    parts of the whole would promise memory that the first slots of many connections have taken.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,9 @@ import re
 import resource
 from pathlib import Path
 
-__all__ = ["may_lock", "memory_to_pin", "sending_bytes", "step_bytes"]
+from aiordma.loop import fork
+
+__all__ = ["FIRST", "Room", "may_lock", "memory_to_pin"]
 
 PROC = Path("/proc/self")
 _CAP_IPC_LOCK = 14
@@ -38,19 +46,68 @@ def memory_to_pin() -> int:
     return size if soft == resource.RLIM_INFINITY or soft > size or may_lock() else soft
 
 
-def step_bytes() -> int:
-    """Bytes that a loop's connections and streams may pin beyond those they begin with: an eighth.
+class _First:
+    """The first slots and rings of all connections and streams.
 
-    The rest is for the first slots and rings, for large messages and for the program.
+    Attributes:
+        pinned: Their bytes.
     """
-    return memory_to_pin() // 8
+
+    __slots__ = ("_lock", "pinned")
+
+    def __init__(self) -> None:
+        self._lock = fork.new_lock()
+        self.pinned: int = 0
+
+    def count(self, size: int) -> None:
+        """Count bytes in, or out if `size` is negative; in any thread."""
+        with self._lock:
+            self.pinned += size
+
+    def forget(self) -> None:
+        """Count none: a forked child has no connections."""
+        self.pinned = 0
 
 
-def sending_bytes() -> int:
-    """Bytes that a loop's large messages pin until peers have read them.
+FIRST = _First()
+fork.renew(FIRST.forget)
 
-    A sixteenth of a limit, of which slots and fetches need most; without a limit half of the
-    machine's memory.
+
+class Room:
+    """The memory that the process may pin beside the first slots and rings.
+
+    The limits are those of the moment at which it is made: by then the program has given up its
+    privileges.
     """
-    machine, may = _machine(), memory_to_pin()
-    return may // 16 if may < machine else machine // 2
+
+    __slots__ = ("_may", "_whole")
+
+    def __init__(self) -> None:
+        self._may = memory_to_pin()
+        self._whole = self._may >= _machine()
+
+    @property
+    def left(self) -> int:
+        """Bytes."""
+        return max(0, self._may - FIRST.pinned)
+
+    @property
+    def for_steps(self) -> int:
+        """Bytes that a loop's connections and streams pin beyond those they begin with: an eighth.
+
+        The rest is for large messages and for the program.
+        """
+        return self.left // 8
+
+    @property
+    def for_sends(self) -> int:
+        """Bytes that a loop's large messages pin until peers have read them.
+
+        A sixteenth, as fetches need more; without RLIMIT_MEMLOCK half.
+        """
+        return self.left // (2 if self._whole else 16)
+
+    @property
+    def for_messages(self) -> int:
+        """Bytes of large messages of the peers that the process holds: a quarter."""
+        return self.left // 4

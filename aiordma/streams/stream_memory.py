@@ -16,6 +16,7 @@ from aiordma._core import StreamState
 from aiordma.logs import log_of
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.budget import Share, step_budget
+from aiordma.memory.memlock import FIRST
 from aiordma.streams.plan import Plan
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
@@ -99,6 +100,7 @@ class StreamMemory:
             for region in made:
                 region.close()
             raise
+        FIRST.count(plan.ring + plan.table + plan.own)
         return cls(pd, plan, *made)
 
     @property
@@ -107,9 +109,10 @@ class StreamMemory:
         return (self.ring, self.table, self.own, *self.mapped, *self.grown)
 
     def close(self) -> None:
-        """Deregister."""
+        """Deregister, once."""
         for region in self.regions:
             region.close()
+        FIRST.count(-(self._plan.ring + self._plan.table + self._plan.own))
         if not self.grown:
             self.leave()
 

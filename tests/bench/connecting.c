@@ -7,8 +7,9 @@
  * channel and one completion queue.  That is what a connection of the library's costs where nothing
  * is Python.
  *
- * WAY is what follows.  "only": nothing.  "defaults": nothing, either, and memory and queues have the
- * sizes of the library's default settings.  The others ask on each connection every 20 seconds, as an
+ * WAY is what follows.  "only": nothing.  "defaults" and "pool": nothing, either, and memory and
+ * queues have the sizes of the library's default settings, or of those of plain_many.py with a pool,
+ * which each connection has for itself here.  The others ask on each connection every 20 seconds, as an
  * idle connection of the library does, for 200 seconds:
  *
  * - "spread": a few questions at a time, every 1.25 seconds.  A question and its answer are
@@ -49,6 +50,7 @@ struct sizes {
 static struct sizes sizes = {SIZE, RECEIVES, RECEIVES, RECEIVES, GREETING, ROOM};
 /* As plan_of(DEFAULTS) has it: the first slots, and the requests of all that may come. */
 static const struct sizes defaults = {5888, 10, 62, 78, 128, 64 << 10};
+static const struct sizes pool = {4096, 10, 46, 40, 128, 48 << 10};
 enum { QUESTION_S = 20, TICKS = 16, IDLE_S = 200 };
 
 /* A receive, and where its message comes to lie. */
@@ -305,6 +307,8 @@ int main(int argc, char **argv)
     server = strcmp(argv[1], "server") == 0;
     if (strcmp(argv[5], "defaults") == 0)
         sizes = defaults;
+    else if (strcmp(argv[5], "pool") == 0)
+        sizes = pool;
     connections = calloc(many, sizeof(*connections));
     events = rdma_create_event_channel();
     check(connections && events, "rdma_create_event_channel");
@@ -327,7 +331,7 @@ int main(int argc, char **argv)
     serve(1);
     took = seconds(CLOCK_MONOTONIC) - begun;
     printf("{\"connections a second\": %.3f", many / took);
-    if (strcmp(argv[5], "only") != 0 && strcmp(argv[5], "defaults") != 0)
+    if (strcmp(argv[5], "only") != 0 && sizes.slot == SIZE)
         printf(", \"us/s\": %.3f", idle(argv[5]));
     printf("}\n");
     check(rdma_disconnect(connections[many - 1]) == 0, "rdma_disconnect");

@@ -31,8 +31,9 @@ MARKS = ONE_SIDED.with_name("marks.so")
 PLUGIN = ONE_SIDED.with_name("instructions.so")
 #: Numbers of connections that do nothing.
 IDLE = (1, 50)
-#: A word of connecting.c: memory and queues as those of the library's default settings.
-SAME_SIZES = "defaults"
+#: Words of connecting.c: memory and queues as those of the library's settings, by the form of
+#: plain_many.py.
+SAME_SIZES = {"connects": "defaults", "pool": "pool"}
 #: How as many connections in C ask: words of connecting.c.
 ASKED = ("spread", "together", "adapter")
 #: Connections in C.

@@ -106,7 +106,7 @@ def many() -> list[Job]:
     connects, pool, memory, streams, _ = MANY
     once = [replace(program(form, AT_ONCE), rounds=1) for form in (memory, streams)]
     ours = [program(connects, AT_ONCE), program(pool, AT_ONCE)]
-    return [*ours, cmtime(AT_ONCE), connecting(AT_ONCE, SAME_SIZES), *once, *idle()]
+    return [*ours, cmtime(AT_ONCE), *(connecting(AT_ONCE, way) for way in SAME_SIZES.values()), *once, *idle()]
 
 
 def idle() -> list[Job]:
@@ -230,9 +230,11 @@ def _connections() -> list[Goal]:
             (at_once, "connects", 0.35), (f"{at_once}, with a pool", "pool", 0.45)
         )
     ]  # fmt: skip
-    in_c = (connecting(AT_ONCE, SAME_SIZES).name, rate)
-    ours = (name("connects", AT_ONCE), rate)
-    found.append(Goal(at_once, "in C with our sizes", ours, in_c, math.inf))
+    for form, way in SAME_SIZES.items():
+        figure = at_once if form == "connects" else f"{at_once}, with a pool"
+        in_c = (connecting(AT_ONCE, way).name, rate)
+        ours = (name(form, AT_ONCE), rate)
+        found.append(Goal(figure, "in C with our sizes", ours, in_c, math.inf))
     for form, kind, limit in (
         ("memory", "pinned", 64), ("memory", "resident", 128), ("streams", "resident", 160)
     ):  # fmt: skip

@@ -86,7 +86,7 @@ def refuse_larger_rings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def limit_steps(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Slots and rings that come with traffic have `size` bytes, of loops that have had none."""
-    monkeypatch.setattr(budget, "step_bytes", lambda: size)
+    monkeypatch.setattr(budget, "_StepBudget", lambda: budget.SlotBudget(size))
 
 
 def bytes_of_steps() -> int:

@@ -11,9 +11,11 @@ from typing import Any, cast
 import pytest
 
 from aiordma.errors import errno_error
+from aiordma.memory import memlock
+from aiordma.memory.budget import SlotBudget, step_budget
 from aiordma.memory.byte_budget import Account, ByteBudget
 from aiordma.memory.large_memory import LargeMemory, Turn, large_memory
-from aiordma.memory.memlock import sending_bytes
+from aiordma.memory.memlock import FIRST, Room
 from aiordma.memory.pool import BufferPool, room_of
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
@@ -250,10 +252,52 @@ def test_a_loop_has_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         (first, let_go), (second, let_go_again) = large_memory(), large_memory()
         assert first is second
-        assert first.total == sending_bytes()
+        assert first.total == Room().for_sends
         let_go()
         let_go_again()
 
     run(main())
-    monkeypatch.setattr("aiordma.memory.memlock.memory_to_pin", lambda: 8 << 20)
-    assert sending_bytes() == 512 << 10
+    monkeypatch.setattr(memlock, "memory_to_pin", lambda: 8 << 20)
+    assert Room().for_sends == 512 << 10
+
+
+def test_budgets_are_parts_of_what_the_first_slots_leave(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Together with the slots of ten thousand connections they stay within 1 GiB."""
+    may = 1 << 30
+
+    def sum_of(budget: ByteBudget, steps: SlotBudget, sends: LargeMemory) -> int:
+        # Messages that the program has count once more.
+        return 2 * budget.total + steps.total + sends.total
+
+    async def main() -> None:
+        monkeypatch.setattr(memlock, "memory_to_pin", lambda: may)
+        monkeypatch.setattr(memlock, "FIRST", first := type(FIRST)())
+        budget = ByteBudget(None)
+        (steps, let_steps_go), (sends, let_go) = step_budget(), large_memory()
+        assert sum_of(budget, steps, sends) == may * 11 // 16
+        first.count(10_000 * 65_536)
+        left = may - first.pinned
+        assert sum_of(budget, steps, sends) <= left * 11 // 16
+        assert budget.total == left // 4
+        # The step budget refuses no connection, whatever others have.
+        share = steps.join(0)
+        assert share.take(steps.total)
+        first.count(200 << 20)
+        assert steps.free < 0
+        steps.join(0).leave()
+        assert not share.take(1)
+        share.leave()
+        first.count(may)
+        assert sum_of(budget, steps, sends) == 0
+        assert await budget.take(1 << 20, "a source"), "a single message is always fetched"
+        budget.give((0, 0, 1 << 20, 0), "a source")
+        assert budget.used == 0
+        await sends.turn(1 << 20, "a connection")
+        first.count(-may - (200 << 20) - 10_000 * 65_536)
+        assert sum_of(budget, steps, sends) == may * 11 // 16
+        let_steps_go()
+        let_go()
+
+    run(main())
