@@ -106,7 +106,13 @@ def many() -> list[Job]:
     connects, pool, memory, streams, _ = MANY
     once = [replace(program(form, AT_ONCE), rounds=1) for form in (memory, streams)]
     ours = [program(connects, AT_ONCE), program(pool, AT_ONCE)]
-    return [*ours, cmtime(AT_ONCE), *(connecting(AT_ONCE, way) for way in SAME_SIZES.values()), *once, *idle()]
+    return [
+        *ours,
+        cmtime(AT_ONCE),
+        *(connecting(AT_ONCE, way) for way in SAME_SIZES.values()),
+        *once,
+        *idle(),
+    ]
 
 
 def idle() -> list[Job]:
