@@ -75,7 +75,8 @@ def main(role: str = "", *where: str) -> None:
     """Play the part."""
     parts = {"server": serve, "client": ask}
     if role not in parts:
-        sys.exit("usage: rpc.py (server | client) [HOST] [PORT]")
+        print("usage: rpc.py (server | client) [HOST] [PORT]", file=sys.stderr)
+        sys.exit(2)
     asyncio.run(parts[role](*where))
 
 
