@@ -26,11 +26,11 @@ async def serve(host: str, port: int) -> None:
     await runner.setup()
     site = RdmaSite(runner, host, port)
     await site.start()
-    print("serving", site.name, flush=True)
 
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    print("serving", site.name, flush=True)
     await stop.wait()
     await runner.cleanup()
     await site.wait_closed()

@@ -51,6 +51,7 @@ def serve_requests(
     ipv6_only: bool = False,
     limits: ListenerLimits | None = None,
     grace_s: float = 10.0,
+    signals: bool = False,
 ) -> Opening[Server]:
     """Serve each request by a call of `handler`; awaited, or used with `async with`.
 
@@ -67,6 +68,7 @@ def serve_requests(
         limits: Limits of the connections and memory that clients may hold; see docs/limits.md.
         grace_s: Seconds that handlers have at the end to finish; then they are canceled, and their
             requests refused.
+        signals: As of `serve`.
 
     Raises:
         TypeError, ValueError: An argument is of no use, at the call.
@@ -83,7 +85,7 @@ def serve_requests(
     )  # fmt: skip
     return serve(
         each, host, port, backlog=backlog, config=config, ipv6_only=ipv6_only, limits=limits,
-        grace_s=grace_s,
+        grace_s=grace_s, signals=signals,
     )  # fmt: skip
 
 
