@@ -324,14 +324,14 @@ class Connection:
         Args:
             buf: Any contiguous object with the buffer protocol; may be empty.  It is not to be
                 changed before the answer is here.
-            timeout: Seconds for all of it; the peer's `Request.remaining` shows them.
+            timeout: Seconds for all of it; the peer's `Request.remaining` shows them.  0 or less
+                is a deadline that has passed: nothing is sent.
 
         Returns:
             The answer, which is the program's; its `imm` has no meaning.
 
         Raises:
-            TypeError: No buffer.
-            ValueError: The time-out is not positive.
+            TypeError: No buffer, or no number of seconds.
             MessageTooLargeError: More than the peer takes; nothing was sent.
             RequestDeadlineError: No answer in time; it is a TimeoutError, too.
             RequestRefusedError: The peer has not served it; a subclass tells why.
