@@ -71,6 +71,7 @@ from aiordma.link import tally
 from aiordma.link.adapter_side import reason_of
 from aiordma.link.ending import Ending, LastSteps
 from aiordma.link.keepalive import Keepalive, loop_id
+from aiordma.link.log_share import VIOLATIONS
 from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
@@ -988,7 +989,7 @@ class Connection:
             self._receiver.end(ended_error)
         if self._outcome.cause is None and state.said & 1 << FrameKind.ABORT:
             error = aborted_error(state.peer_reason)
-            if state.peer_reason:
+            if state.peer_reason and VIOLATIONS.may_log(self._facts["peername"]):
                 _log.warning("connection with %s: %s", self._link.peer_name(), error.args[1])
             self._over(error)
 

@@ -26,9 +26,9 @@ from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.listener import Listener, listen
 from aiordma.errors import ConnectionEndedError, RdmaError, ResourceClosedError
 from aiordma.link.limits import ListenerLimits
+from aiordma.link.log_share import LogShare
 from aiordma.logs import log_of
 from aiordma.loop.running import check_loop, check_thread
-from aiordma.service.tracebacks import Tracebacks
 
 __all__ = ["Handler", "Server", "serve"]
 
@@ -106,7 +106,7 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._connections: dict[asyncio.Task[None], Connection] = {}
         self._stopping: asyncio.Task[None] | None = None
-        self._tracebacks = Tracebacks()
+        self._tracebacks = LogShare("errors of handlers")
         self._asked = asyncio.Event()  # to stop, by a signal or by close()
         self._signals = signals
         self._until_stopped = contextlib.ExitStack()
@@ -151,7 +151,7 @@ class Server:
                         raise
                     _log.info("%r: %s", connection, exc)
         except Exception:
-            if self._tracebacks.may_log(connection):
+            if self._tracebacks.may_log(connection.get_extra_info("peername")):
                 _log.exception("the handler of %r", connection)
 
     def _ended(self, accepting: asyncio.Task[None]) -> None:
