@@ -38,7 +38,7 @@ async def serve(role: str, host: str, port: int) -> None:
         server = await aiordma.start_server(echo, host, port)
     else:
         server = await aiordma.create_server(Echo, host, port)
-    print("listening on", *server.addresses[0], flush=True)
+    print("listening on", *server.sockname, flush=True)
     async with server:
         await server.serve_forever()
 

@@ -121,6 +121,11 @@ class Server:
         return self.listener.sockname
 
     @property
+    def socknames(self) -> list[Address]:
+        """All local (address, port) pairs; the port is the same."""
+        return self.listener.socknames
+
+    @property
     def port(self) -> int:
         """Local port."""
         return self.listener.port

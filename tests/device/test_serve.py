@@ -37,6 +37,7 @@ async def ask(connection: aiordma.Connection, question: bytes = b"?") -> bytes:
 async def test_each_connection_has_a_handler(address: str) -> None:
     async with aiordma.serve(echo, address, 0) as server:
         assert server.port == server.sockname[1] == server.listener.port
+        assert server.socknames == [server.sockname] == [(address, server.port)]
         clients = [await aiordma.connect(address, server.port) for _ in range(5)]
         assert [await ask(client, b"%d" % n) for n, client in enumerate(clients)] == [
             b"%d" % n for n in range(5)
