@@ -31,7 +31,7 @@ else:
 
 __all__ = [
     "Buffer", "bytes_of", "check_kind", "check_seconds", "fitting", "joined", "no_buffer",
-    "payload_of", "refuse_objects", "whole",
+    "payload_of", "refuse_objects", "seconds_left", "whole",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -106,6 +106,23 @@ def check_seconds(name: str, value: Any, *, zero: bool = False, none: bool = Tru
         bound = "negative" if zero else "not positive"
         msg = f"{name} {value} is {bound}"
         raise ValueError(msg)
+
+
+def seconds_left(name: str, value: Any) -> float:
+    """The seconds of a wait's limit, 0 for a negative number.
+
+    A limit may be the rest of a deadline.  A deadline that has passed is no mistake in the call:
+    the wait ends by its TimeoutError at once, as in asyncio.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is NaN.
+    """
+    if isinstance(value, int | float) and value < 0:
+        return 0.0
+    check_seconds(name, value, zero=True, none=False)
+    seconds: float = value
+    return seconds
 
 
 def check_kind(name: str, value: Any, kind: type[Any], *, none: bool = True) -> None:

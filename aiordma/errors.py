@@ -304,7 +304,7 @@ class RequestUnknownError(RequestRefusedError):
 
 
 class RequestDeadlineError(RequestError, TimeoutError):
-    """The time of a request is over; the peer was told."""
+    """The time of a request is over; the peer was told, unless nothing was sent."""
 
 
 class PoolTimeoutError(RdmaTimeoutError):

@@ -7,6 +7,7 @@ only for a session that uses it.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shlex
@@ -95,15 +96,23 @@ def _check_engine(pluginmanager: pytest.PytestPluginManager) -> None:
     """Refuse an engine that is none, naming those there are, which argparse would not do.
 
     Raises:
-        pytest.UsageError: It is none.
+        pytest.UsageError: It is none; with the place where it stands, if not on the command line.
     """
     config: Any = pluginmanager.get_plugin("pytestconfig")
-    for word in map(os.fspath, config.invocation_params.args):
-        if word == "--":
-            return
-        option, equals, engine = word.partition("=")
-        if option == "--softroce" and equals and engine not in _ENGINES:
-            raise pytest.UsageError(f"{word}: expected one of {', '.join(_ENGINES)}")
+    sources = {
+        "": map(os.fspath, config.invocation_params.args),
+        " in PYTEST_ADDOPTS": shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
+    }
+    # With `-p aiordma_pytest` this is called before pytest has read a configuration.
+    with contextlib.suppress(ValueError):
+        sources[f" in addopts of {config.inipath}"] = config.getini("addopts")
+    for source, words in sources.items():
+        for word in words:
+            if word == "--":
+                break
+            option, equals, engine = word.partition("=")
+            if option == "--softroce" and equals and engine not in _ENGINES:
+                raise pytest.UsageError(f"{word}{source}: expected one of {', '.join(_ENGINES)}")
 
 
 def _check_equals(words: list[str]) -> None:

@@ -26,11 +26,11 @@ async def serve(host: str, port: int) -> None:
     await runner.setup()
     site = RdmaSite(runner, host, port)
     await site.start()
-    print("serving", site.name, flush=True)
 
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    print("serving", site.name, flush=True)
     await stop.wait()
     await runner.cleanup()
     await site.wait_closed()
@@ -45,8 +45,11 @@ async def get(url: str) -> None:
             print(response.status, await response.text())
 
 
-def main(role: str, where: str, port: str = "8080") -> None:
+def main(role: str = "", where: str = "", port: str = "8080") -> None:
     """Play the part."""
+    if role not in ("server", "client") or not where:
+        print("usage: aiohttp_hello.py (server ADDRESS [PORT] | client URL)", file=sys.stderr)
+        sys.exit(2)
     asyncio.run(get(where) if role == "client" else serve(where, int(port)))
 
 

@@ -152,7 +152,7 @@ async def read_line(reader: asyncio.StreamReader) -> str | None:
 async def serve(host: str, port: int) -> None:
     """Serve clients until Ctrl-C."""
     server = await aiordma.start_server(Room().welcome, host, port)
-    print("listening on", *server.addresses[0], flush=True)
+    print("listening on", *server.sockname, flush=True)
     async with server:
         await server.serve_forever()
 

@@ -142,7 +142,8 @@ async def refuse(conn: aiordma.Connection, words: str) -> None:
 
 async def serve(host: str, port: int, folder: Path) -> None:
     """Receive files until Ctrl-C."""
-    async with aiordma.serve(functools.partial(receive, folder), host, port) as server:
+    handler = functools.partial(receive, folder)
+    async with aiordma.serve(handler, host, port, signals=True) as server:
         print("listening on", *server.sockname, flush=True)
         await server.serve_forever()
 

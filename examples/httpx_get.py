@@ -18,6 +18,9 @@ async def main(url: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        print("usage: httpx_get.py URL", file=sys.stderr)
+        sys.exit(2)
     try:
         asyncio.run(main(sys.argv[1]))
     except KeyboardInterrupt:

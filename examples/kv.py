@@ -243,7 +243,8 @@ def config_for(size: int) -> aiordma.ConnectionConfig:
 async def serve(host: str, port: int, size: int) -> None:
     """Serve clients until Ctrl-C."""
     handler = functools.partial(talk, Store(size))
-    async with aiordma.serve(handler, host, port, config=config_for(size)) as server:
+    config = config_for(size)
+    async with aiordma.serve(handler, host, port, config=config, signals=True) as server:
         print("listening on", *server.sockname, flush=True)
         await server.serve_forever()
 

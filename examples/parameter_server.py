@@ -158,9 +158,10 @@ class Training:
 async def serve(options: argparse.Namespace) -> None:
     """Train as soon as the workers are there."""
     training = Training(options.size, options.patience)
-    async with aiordma.serve(training.talk, options.host, options.port) as server:
+    serving = aiordma.serve(training.talk, options.host, options.port, signals=True)
+    async with serving as server:
         print("listening on", *server.sockname, flush=True)
-        serving = asyncio.create_task(server.serve_forever())
+        ending = asyncio.create_task(server.serve_forever())
 
         async def train() -> None:
             await training.wait_for_workers(options.workers)
@@ -170,7 +171,7 @@ async def serve(options: argparse.Namespace) -> None:
                     await training.changed.wait_for(lambda: not training.workers)
 
         learning = asyncio.create_task(train())
-        done, waiting = await asyncio.wait({serving, learning}, return_when="FIRST_COMPLETED")
+        done, waiting = await asyncio.wait({ending, learning}, return_when="FIRST_COMPLETED")
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)

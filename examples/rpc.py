@@ -40,7 +40,7 @@ async def handle(request: aiordma.Request) -> bytes:
 
 async def serve(host: str = "0.0.0.0", port: str = "18516") -> None:
     """Serve until Ctrl-C; calls that are under way then have ten seconds to end."""
-    async with aiordma.serve_requests(handle, host, int(port)) as server:
+    async with aiordma.serve_requests(handle, host, int(port), signals=True) as server:
         print("listening on", *server.sockname, flush=True)
         await server.serve_forever()
 
@@ -75,7 +75,8 @@ def main(role: str = "", *where: str) -> None:
     """Play the part."""
     parts = {"server": serve, "client": ask}
     if role not in parts:
-        sys.exit("usage: rpc.py (server | client) [HOST] [PORT]")
+        print("usage: rpc.py (server | client) [HOST] [PORT]", file=sys.stderr)
+        sys.exit(2)
     asyncio.run(parts[role](*where))
 
 

@@ -65,6 +65,10 @@ async def main(role: str, host: str, port: str = "7174") -> None:
                         await pong(conn)
 
 
+if len(sys.argv) not in (3, 4) or sys.argv[1] not in ("client", "server"):
+    print("usage: rping.py (client | server) HOST [PORT]", file=sys.stderr)
+    sys.exit(2)
+
 try:
     asyncio.run(main(*sys.argv[1:]))
 except KeyboardInterrupt:

@@ -14,7 +14,7 @@ async def echo(conn: aiordma.Connection) -> None:
 
 async def main(host: str = "0.0.0.0", port: str = "18515") -> None:
     """Serve each client by a call of `echo`, until Ctrl-C."""
-    async with aiordma.serve(echo, host, int(port)) as server:
+    async with aiordma.serve(echo, host, int(port), signals=True) as server:
         print("listening on", *server.sockname, flush=True)
         await server.serve_forever()
 

@@ -38,7 +38,7 @@ async def serve(role: str, host: str, port: int) -> None:
         server = await aiordma.start_server(echo, host, port)
     else:
         server = await aiordma.create_server(Echo, host, port)
-    print("listening on", *server.addresses[0], flush=True)
+    print("listening on", *server.sockname, flush=True)
     async with server:
         await server.serve_forever()
 
@@ -58,7 +58,11 @@ async def ask(host: str, port: int) -> None:
 def main(role: str = "", host: str = "10.80.0.1", port: str = "7000") -> None:
     """Play the part."""
     if role not in ("server", "protocol-server", "client"):
-        sys.exit("usage: stream_echo.py (server | protocol-server | client) [ADDRESS] [PORT]")
+        print(
+            "usage: stream_echo.py (server | protocol-server | client) [ADDRESS] [PORT]",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     if role == "client":
         asyncio.run(ask(host, int(port)))
         return

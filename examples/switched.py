@@ -27,6 +27,9 @@ async def main(host: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        print("usage: switched.py ADDRESS", file=sys.stderr)
+        sys.exit(2)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:

@@ -97,8 +97,8 @@ class Echo:
             self._stream_port = streams.port
             config = ConnectionConfig(stall_timeout_s=STALL_S)
             serving = serve(
-                self._echo, host, port, config=config, limits=limits, grace_s=_GRACE_S
-            )  # fmt: skip
+                self._echo, host, port, config=config, limits=limits, grace_s=_GRACE_S, signals=True
+            )
             async with serving as server:
                 name, number = server.sockname[:2]
                 self._say("listening", f"on {name} {number}", host=name, port=number)

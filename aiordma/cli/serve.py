@@ -133,7 +133,7 @@ class Service:
             loop.add_signal_handler(number, stop.set)
         server = await start_server(self.client, host, port, config=STREAM_CONFIG)
         async with server:
-            for address in server.addresses:
+            for address in server.socknames:
                 words = f"on {address[0]} {address[1]}"
                 self._say("listening", words, host=address[0], port=address[1])
             if host in _EVERYWHERE:

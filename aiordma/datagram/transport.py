@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from aiordma.arguments import check_seconds
+from aiordma.arguments import seconds_left
 from aiordma.cm.address import Address
 from aiordma.cm.multicast import group_host
 from aiordma.datagram.config import DatagramConfig, Key, key_of
@@ -307,7 +307,7 @@ class RdmaDatagramTransport(transports._FlowControlMixin, asyncio.DatagramTransp
 
         Cancellation: the group is left again.
         """
-        check_seconds("timeout", timeout, zero=True, none=False)
+        timeout = seconds_left("timeout", timeout)
         self._refuse_if_closing()
         await self._groups.join(group_host(group), send_only=send_only, timeout=timeout)
 
@@ -324,7 +324,7 @@ class RdmaDatagramTransport(transports._FlowControlMixin, asyncio.DatagramTransp
 
         Cancellation: ends the wait; the group is left all the same.
         """
-        check_seconds("timeout", timeout, zero=True, none=False)
+        timeout = seconds_left("timeout", timeout)
         self._refuse_if_closing()
         host = group_host(group)
         self._outbox.destinations.drop(("group", host, 0))

@@ -128,7 +128,8 @@ def connect(
             it; None to try one after the other.
         timeout: Seconds for all of it, by the clock; None for no limit of its own.  By default
             `config.connect_timeout_s`, in which no time counts that the connect waits for its turn,
-            as many connects of a loop to one address do, or that the loop is late.
+            as many connects of a loop to one address do, or that the loop is late.  0 or less is a
+            deadline that has passed.
 
     Raises:
         TypeError, ValueError: An argument is of no use, at the call.

@@ -71,6 +71,7 @@ from aiordma.link import tally
 from aiordma.link.adapter_side import reason_of
 from aiordma.link.ending import Ending, LastSteps
 from aiordma.link.keepalive import Keepalive, loop_id
+from aiordma.link.log_share import VIOLATIONS
 from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
@@ -324,14 +325,14 @@ class Connection:
         Args:
             buf: Any contiguous object with the buffer protocol; may be empty.  It is not to be
                 changed before the answer is here.
-            timeout: Seconds for all of it; the peer's `Request.remaining` shows them.
+            timeout: Seconds for all of it; the peer's `Request.remaining` shows them.  0 or less
+                is a deadline that has passed: nothing is sent.
 
         Returns:
             The answer, which is the program's; its `imm` has no meaning.
 
         Raises:
-            TypeError: No buffer.
-            ValueError: The time-out is not positive.
+            TypeError: No buffer, or no number of seconds.
             MessageTooLargeError: More than the peer takes; nothing was sent.
             RequestDeadlineError: No answer in time; it is a TimeoutError, too.
             RequestRefusedError: The peer has not served it; a subclass tells why.
@@ -988,7 +989,7 @@ class Connection:
             self._receiver.end(ended_error)
         if self._outcome.cause is None and state.said & 1 << FrameKind.ABORT:
             error = aborted_error(state.peer_reason)
-            if state.peer_reason:
+            if state.peer_reason and VIOLATIONS.may_log(self._facts["peername"]):
                 _log.warning("connection with %s: %s", self._link.peer_name(), error.args[1])
             self._over(error)
 

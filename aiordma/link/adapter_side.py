@@ -33,6 +33,7 @@ from aiordma.errors import (
     completion_error,
 )
 from aiordma.link.completions import Completions
+from aiordma.link.log_share import VIOLATIONS
 from aiordma.link.source import peer_text
 from aiordma.logs import Log, log_of
 from aiordma.loop import fork
@@ -188,7 +189,7 @@ class AdapterSide:
         if self.failure is not None:
             return
         self.note("fails: %r", cause)
-        if isinstance(cause, ProtocolError):
+        if isinstance(cause, ProtocolError) and VIOLATIONS.may_log(self._peer()):
             # The peer may not get the reason, and its program may not show it.
             _log.warning(
                 "this side ends the connection with %s: %s", self.peer_name(), cause.args[1]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from types import EllipsisType
 from typing import TypeVar
 
-from aiordma.arguments import check_seconds
+from aiordma.arguments import seconds_left
 from aiordma.cm.address import Address, look_up
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import Option
@@ -72,8 +72,7 @@ def limit_of(timeout: float | EllipsisType | None, usual: float) -> Limit:
     """
     if timeout is ...:
         return PatientLimit(usual)
-    check_seconds("timeout", timeout)
-    return Limit(timeout)
+    return Limit(None if timeout is None else seconds_left("timeout", timeout))
 
 
 async def dial(
@@ -153,7 +152,10 @@ async def _dial(
 
 def _too_late(text: str, course: Course) -> ConnectTimeoutError:
     """Return the error of a deadline, whose text names the step that was under way."""
-    if not course.ready:
+    if not course.limit.seconds:
+        text += ": that time was over before"
+        hint = "give it the time that is left of a deadline, and check that some is left"
+    elif not course.ready:
         text += ": the RDMA libraries of this machine were not loaded in that time"
         hint = "is this machine very busy?"
     elif course.refusal is not None:

@@ -7,7 +7,9 @@ Theory of operation
     between: whatever they do, they cost a small part of a processor.
 
     The socket is only for its user: it has mode 0600 before it listens, in a folder of mode 0700 by
-    default.
+    default.  A socket that a killed process has left refuses connects, as does a socket that does
+    not listen yet.  So a process holds a lock of the folder from the bind to the listen, and while
+    it looks at a socket that is there and removes it.
 
     A dump is a file that is replaced as a whole.  It says which signal makes the next, and when the
     process began, so that a reader does not signal a later process of the same number.
@@ -18,6 +20,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -26,6 +29,7 @@ import stat
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -39,6 +43,7 @@ __all__ = ["Service", "default_paths", "dump_on_signal", "is_owned", "serve", "s
 _log = log_of()
 SEND_S = 2.0  # for a reader to take all of a snapshot
 _PAUSE_S = 0.05  # after each
+_LOCK_S = 5.0  # for others to bind in the same folder
 LISTED = 10_000  # connections, streams, and endpoints, in one answer; the totals have all
 _BACKLOG = 8
 
@@ -80,9 +85,38 @@ def _default_path(suffix: str) -> Path:
         if not is_owned(folder, os.geteuid()):
             text = f"{folder} is not this user's alone"
             raise errno_error(errno.EPERM, text, "remove it, or give a path")
-        _forget_dead(folder)
+        with _alone_in(folder):
+            _forget_dead(folder)
         return folder / f"{os.getpid()}.{suffix}"
     raise errno_error(errno.ENOENT, "there is no folder for the socket", "give a path")
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which leaves no file, and ends with its process.
+
+    Raises:
+        OSError: There is no such folder, or no right to it; EADDRINUSE, it is locked for long.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        end = time.monotonic() + _LOCK_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    text = f"another process has locked the folder {folder}"
+                    raise errno_error(errno.EADDRINUSE, text, "give another path") from None
+            time.sleep(0.002)
+        try:
+            yield
+        finally:
+            # A child that was forked meanwhile has the descriptor, too, and keeps it open.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
 
 
 def _forget_dead(folder: Path) -> None:
@@ -197,15 +231,16 @@ fork.renew(_close_inherited)
 def _listening(path: Path) -> socket.socket:
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        try:
-            made.bind(os.fspath(path))
-        except OSError as exc:
-            if exc.errno != errno.EADDRINUSE:
-                raise
-            _remove_dead(path)
-            made.bind(os.fspath(path))
-        os.chmod(path, 0o600)  # no connect is possible before `listen`
-        made.listen(_BACKLOG)
+        with _alone_in(path.parent):
+            try:
+                made.bind(os.fspath(path))
+            except OSError as exc:
+                if exc.errno != errno.EADDRINUSE:
+                    raise
+                _remove_dead(path)
+                made.bind(os.fspath(path))
+            os.chmod(path, 0o600)  # no connect is possible before `listen`
+            made.listen(_BACKLOG)
     except BaseException:
         made.close()
         raise

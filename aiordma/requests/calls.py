@@ -24,7 +24,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from aiordma._core import Message
-from aiordma.arguments import check_seconds
+from aiordma.arguments import seconds_left
 from aiordma.errors import ConnectionLostError, ProtocolError, RequestDeadlineError
 from aiordma.loop.wait_line import WaitLine
 from aiordma.requests.outbox import Outbox
@@ -94,10 +94,12 @@ class Calls:
         """As `Connection.request`."""
         if timeout is None:
             return self._request(buf, None)
-        check_seconds("timeout", timeout)
-        return self._request_within(buf, timeout)
+        return self._request_within(buf, seconds_left("timeout", timeout))
 
     async def _request_within(self, buf: Any, timeout: float) -> Message:
+        if not timeout:
+            text = "the deadline of the request had passed before: nothing was sent"
+            raise RequestDeadlineError(errno.ETIMEDOUT, text)
         deadline = self._loop.time() + timeout
         scope = asyncio.timeout_at(deadline)
         try:

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from aiordma._core import Message
-from aiordma.arguments import check_kind, check_seconds, whole
+from aiordma.arguments import check_kind, check_seconds, seconds_left, whole
 from aiordma.cm.address import check_port
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connect import connect
@@ -535,19 +535,18 @@ class Pool:
         """Wait until `min_size` connections are open.
 
         Args:
-            timeout: Seconds; None for the pool's.
+            timeout: Seconds; None for the pool's, 0 or less for no wait.
 
         Raises:
             PoolTimeoutError: They are not; the pool goes on trying.
             ResourceClosedError: The pool is closed, perhaps meanwhile.
-            ValueError: The time-out is not positive.
+            TypeError: The time-out is no number.
             RuntimeError: The pool is not open, or belongs to another event loop.
 
         Cancellation: ends the wait.
         """
         core = self._opened()
-        check_seconds("timeout", timeout)
-        seconds = self._settings.timeout if timeout is None else timeout
+        seconds = self._seconds(timeout)
         try:
             async with asyncio.timeout(seconds):
                 await core.filled()
@@ -568,19 +567,21 @@ class Pool:
         another.  The block must not close it.
 
         Args:
-            timeout: Seconds to wait for a connection; None for the pool's.
+            timeout: Seconds to wait for a connection; None for the pool's, 0 or less to take a
+                connection that is free at once.
 
         Raises:
             PoolTimeoutError: None was free in time (when the block is entered).
             ResourceClosedError: The pool is closed, perhaps meanwhile.
-            ValueError: The time-out is not positive.
+            TypeError: The time-out is no number.
             RuntimeError: The pool is not open, or belongs to another event loop.
 
         Cancellation: of the entry, no connection is taken.
         """
-        check_seconds("timeout", timeout)
-        seconds = self._settings.timeout if timeout is None else timeout
-        return self._lend(self._opened(), seconds)
+        return self._lend(self._opened(), self._seconds(timeout))
+
+    def _seconds(self, timeout: float | None) -> float:
+        return self._settings.timeout if timeout is None else seconds_left("timeout", timeout)
 
     @contextlib.asynccontextmanager
     async def _lend(self, core: _Core, seconds: float) -> AsyncIterator[Connection]:
@@ -625,8 +626,9 @@ class Pool:
 
         Args:
             buf: As of `Connection.request`.
-            timeout: Seconds for all of it, the waits for connections included; None: the pool's
-                for each wait for a connection, and no limit for the answer.
+            timeout: Seconds for all of it, the waits for connections included, 0 or less for a
+                deadline that has passed; None: the pool's for each wait for a connection, and no
+                limit for the answer.
             idempotent: Whether the server may get the request twice.
 
         Returns:
@@ -641,8 +643,7 @@ class Pool:
         Cancellation: the connection tells the server.
         """
         core = self._opened()
-        check_seconds("timeout", timeout)
-        end = None if timeout is None else core.loop.time() + timeout
+        end = None if timeout is None else core.loop.time() + seconds_left("timeout", timeout)
         core.counts.requests += 1
         tries = 0
         while True:
@@ -653,7 +654,7 @@ class Pool:
             tries += 1
             broken = False
             try:
-                left = None if end is None else max(1e-6, end - core.loop.time())
+                left = None if end is None else end - core.loop.time()
                 return await member.connection.request(buf, timeout=left)
             except ConnectionLostError as exc:
                 broken = True
@@ -676,12 +677,12 @@ class Pool:
                 answered; then the connections are aborted.
 
         Raises:
-            ValueError: The time-out is negative.
+            TypeError: The time-out is no number.
             RuntimeError: The pool belongs to another event loop.
 
         Idempotent.  Cancellation: the connections are aborted.
         """
-        check_seconds("timeout", timeout, zero=True, none=False)
+        timeout = seconds_left("timeout", timeout)
         core = self._core
         if core is None:
             return

@@ -19,9 +19,9 @@ from aiordma.endpoint.connection import Connection
 from aiordma.errors import RdmaError, RequestError, RequestRefusedError
 from aiordma.link import tally
 from aiordma.link.limits import ListenerLimits
+from aiordma.link.log_share import LogShare
 from aiordma.requests.served import Request
 from aiordma.service.server import Server, serve
-from aiordma.service.tracebacks import Tracebacks
 
 __all__ = ["RequestHandler", "handle_requests", "serve_requests"]
 
@@ -51,6 +51,7 @@ def serve_requests(
     ipv6_only: bool = False,
     limits: ListenerLimits | None = None,
     grace_s: float = 10.0,
+    signals: bool = False,
 ) -> Opening[Server]:
     """Serve each request by a call of `handler`; awaited, or used with `async with`.
 
@@ -67,6 +68,7 @@ def serve_requests(
         limits: Limits of the connections and memory that clients may hold; see docs/limits.md.
         grace_s: Seconds that handlers have at the end to finish; then they are canceled, and their
             requests refused.
+        signals: As of `serve`.
 
     Raises:
         TypeError, ValueError: An argument is of no use, at the call.
@@ -79,11 +81,11 @@ def serve_requests(
     whole("limit_bytes", limit_bytes, 1, 1 << 50)
     each = functools.partial(
         _handle_all, handler=handler, max_concurrent=max_concurrent, limit=limit,
-        limit_bytes=limit_bytes, tracebacks=Tracebacks(),
+        limit_bytes=limit_bytes, tracebacks=LogShare("errors of handlers"),
     )  # fmt: skip
     return serve(
         each, host, port, backlog=backlog, config=config, ipv6_only=ipv6_only, limits=limits,
-        grace_s=grace_s,
+        grace_s=grace_s, signals=signals,
     )  # fmt: skip
 
 
@@ -119,7 +121,7 @@ async def handle_requests(
     _check_handler(handler, max_concurrent)
     await _handle_all(
         connection, handler=handler, max_concurrent=max_concurrent, limit=limit,
-        limit_bytes=limit_bytes, tracebacks=Tracebacks(),
+        limit_bytes=limit_bytes, tracebacks=LogShare("errors of handlers"),
     )  # fmt: skip
 
 
@@ -130,7 +132,7 @@ async def _handle_all(
     max_concurrent: int,
     limit: int,
     limit_bytes: int,
-    tracebacks: Tracebacks,
+    tracebacks: LogShare,
 ) -> None:
     served = connection.requests(limit=limit, limit_bytes=limit_bytes)._served
     loop = served.loop
@@ -169,7 +171,7 @@ async def _handle_all(
 
 
 async def _handle(
-    connection: Connection, handler: RequestHandler, request: Request, tracebacks: Tracebacks
+    connection: Connection, handler: RequestHandler, request: Request, tracebacks: LogShare
 ) -> None:
     try:
         if request._canceled:
@@ -191,17 +193,17 @@ async def _handle(
     except Exception as exc:
         if isinstance(exc, RdmaError) and connection.is_closing():
             _log.info("%r of %r: %s", request, connection, exc)
-        elif tracebacks.may_log(connection):
+        elif tracebacks.may_log(connection.get_extra_info("peername")):
             _log.exception("the handler of %r of %r", request, connection)
         _fail(request, exc)
 
 
 async def _reply(
-    connection: Connection, request: Request, answer: Any, tracebacks: Tracebacks
+    connection: Connection, request: Request, answer: Any, tracebacks: LogShare
 ) -> None:
     if not request.answered:
         await request.reply(b"" if answer is None else answer)
-    elif answer is not None and tracebacks.may_log(connection):
+    elif answer is not None and tracebacks.may_log(connection.get_extra_info("peername")):
         _log.error("%r: the handler has answered it, and returned another answer", request)
 
 

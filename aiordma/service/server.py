@@ -26,9 +26,9 @@ from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.listener import Listener, listen
 from aiordma.errors import ConnectionEndedError, RdmaError, ResourceClosedError
 from aiordma.link.limits import ListenerLimits
+from aiordma.link.log_share import LogShare
 from aiordma.logs import log_of
 from aiordma.loop.running import check_loop, check_thread
-from aiordma.service.tracebacks import Tracebacks
 
 __all__ = ["Handler", "Server", "serve"]
 
@@ -49,6 +49,7 @@ def serve(
     ipv6_only: bool = False,
     limits: ListenerLimits | None = None,
     grace_s: float = 10.0,
+    signals: bool = False,
 ) -> Opening[Server]:
     """Serve each connection by a call of `handler`; awaited, or used with `async with`.
 
@@ -64,6 +65,9 @@ def serve(
         ipv6_only: Take IPv6 clients alone.
         limits: Limits of the connections and memory that clients may hold; see docs/limits.md.
         grace_s: Seconds that handlers have at the end to finish; then they are canceled.
+        signals: From the opening to the end of `stop`, SIGINT (Ctrl-C) and SIGTERM end
+            `serve_forever`, as its own `signals` does from its call on: for a program that tells
+            its address between the two.  In the main thread alone.
 
     Raises:
         TypeError, ValueError: An argument is of no use, at the call.
@@ -78,7 +82,7 @@ def serve(
     opening = listen(host, port, backlog=backlog, config=config, ipv6_only=ipv6_only, limits=limits)
 
     async def open_() -> Server:
-        return Server(await opening, handler, grace_s)
+        return Server(await opening, handler, grace_s, signals)
 
     return Opening(open_(), "serve")
 
@@ -93,15 +97,21 @@ class Server:
         grace_s: Seconds that handlers have at the end to finish.
     """
 
-    def __init__(self, listener: Listener, handler: Handler, grace_s: float) -> None:
+    def __init__(
+        self, listener: Listener, handler: Handler, grace_s: float, signals: bool = False
+    ) -> None:
         self.listener = listener
         self.grace_s = grace_s
         self._handler = handler
         self._loop = asyncio.get_running_loop()
         self._connections: dict[asyncio.Task[None], Connection] = {}
         self._stopping: asyncio.Task[None] | None = None
-        self._tracebacks = Tracebacks()
+        self._tracebacks = LogShare("errors of handlers")
         self._asked = asyncio.Event()  # to stop, by a signal or by close()
+        self._signals = signals
+        self._until_stopped = contextlib.ExitStack()
+        if signals:
+            self._until_stopped.enter_context(self._heeding())
         self._accepting = self._loop.create_task(self._accept())
         self._accepting.add_done_callback(self._ended)
 
@@ -109,6 +119,11 @@ class Server:
     def sockname(self) -> Address:
         """Local (address, port); the first, if there are several."""
         return self.listener.sockname
+
+    @property
+    def socknames(self) -> list[Address]:
+        """All local (address, port) pairs; the port is the same."""
+        return self.listener.socknames
 
     @property
     def port(self) -> int:
@@ -141,7 +156,7 @@ class Server:
                         raise
                     _log.info("%r: %s", connection, exc)
         except Exception:
-            if self._tracebacks.may_log(connection):
+            if self._tracebacks.may_log(connection.get_extra_info("peername")):
                 _log.exception("the handler of %r", connection)
 
     def _ended(self, accepting: asyncio.Task[None]) -> None:
@@ -157,7 +172,7 @@ class Server:
         Args:
             signals: End by SIGINT (Ctrl-C) and SIGTERM, too; the second one cancels the handlers
                 at once.  In the main thread alone.  Handlers of these signals that the loop has
-                already are replaced.
+                already are replaced.  The `signals` of `serve` does so before this call.
 
         Raises:
             DeviceRemovedError: The RDMA devices of all addresses were removed.
@@ -166,17 +181,17 @@ class Server:
         Cancellation: ends the wait, and stops the server as `stop` does.
         """
         check_loop(self._loop, "server")
-        with self._heeding(_SIGNALS if signals else ()):
+        with self._heeding() if signals and not self._signals else contextlib.nullcontext():
             try:
                 await self._asked.wait()
             finally:
                 await self.stop()
 
     @contextlib.contextmanager
-    def _heeding(self, signals: tuple[signal.Signals, ...]) -> Iterator[None]:
+    def _heeding(self) -> Iterator[None]:
         heeded: list[tuple[signal.Signals, Any]] = []
         if threading.current_thread() is threading.main_thread():
-            for number in signals:
+            for number in _SIGNALS:
                 before = signal.getsignal(number)
                 self._loop.add_signal_handler(number, self._on_signal)
                 heeded.append((number, before))
@@ -230,6 +245,10 @@ class Server:
             raise
 
     async def _stop(self) -> None:
+        with self._until_stopped:
+            await self._end()
+
+    async def _end(self) -> None:
         await asyncio.wait([self._accepting])
         for connection in self._connections.values():
             connection._stop_receiving()

@@ -71,6 +71,7 @@ async def create_connection(
         timeout: Seconds until the connection is there, TLS aside, by the clock; None for no limit
             of its own.  By default `config.connect_timeout_s`, in which no time counts that it
             waits for its turn, as many connects of a loop to one address do, or the loop is late.
+            0 or less is a deadline that has passed.
 
     Returns:
         (transport, protocol); the transport is an `RdmaTransport`, with TLS asyncio's own over one.

@@ -104,7 +104,7 @@ class RdmaServer(asyncio.AbstractServer):
         self._acceptor = Acceptor(
             self, addresses, backlog, limits, pinned, contextvars.copy_context(), listen=False
         )
-        self._sockets = tuple(listening_socket(each, config) for each in self.addresses)
+        self._sockets = tuple(listening_socket(each, config) for each in self.socknames)
         fork.guard_public(self)
 
     @property
@@ -125,14 +125,25 @@ class RdmaServer(asyncio.AbstractServer):
         return () if self._acceptor.closed else self._sockets
 
     @property
-    def addresses(self) -> list[Address]:
+    def sockname(self) -> Address:
+        """Local (address, port); the first, if there are several."""
+        return self._acceptor.addresses[0]
+
+    @property
+    def socknames(self) -> list[Address]:
         """All local (address, port) pairs; the port is the same."""
         return list(self._acceptor.addresses)
 
     @property
+    def addresses(self) -> list[Address]:
+        """The old name of `socknames`, which is deprecated."""
+        warnings.warn("RdmaServer.addresses is now socknames", DeprecationWarning, stacklevel=2)
+        return self.socknames
+
+    @property
     def port(self) -> int:
         """Local port."""
-        return self._acceptor.addresses[0][1]
+        return self.sockname[1]
 
     # From the acceptor
 
@@ -446,7 +457,7 @@ class RdmaServer(asyncio.AbstractServer):
 
     def __repr__(self) -> str:
         closed = self._acceptor.closed
-        where = "closed" if closed else ", ".join(f"{h} port {p}" for h, p in self.addresses)
+        where = "closed" if closed else ", ".join(f"{h} port {p}" for h, p in self.socknames)
         return f"<RdmaServer {where}, {len(self._clients)} connections>"
 
     def __del__(

@@ -17,6 +17,7 @@ from tests.device.netem import netem
 from tests.device.shared import *  # noqa: F403  # each folder on a device has these
 from tests.device.shared import IS_SIW
 from tests.device.switching import Switched
+from tests.inside.link import forget_violations
 
 # iWARP has no datagrams, and software iWARP no windows: there test_no_datagrams.py and
 # test_no_windows.py say what it answers instead.
@@ -26,6 +27,12 @@ _DATAGRAMS = (
 )  # fmt: skip
 _WINDOWS = ("windows", "windows_closing")
 collect_ignore = [f"test_{name}.py" for name in _DATAGRAMS + _WINDOWS if IS_SIW]
+
+
+@pytest.fixture(autouse=True)
+def own_share() -> None:
+    """The lines in the log that peers of earlier tests have caused do not count."""
+    forget_violations()
 
 
 @pytest.fixture

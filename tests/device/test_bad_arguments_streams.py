@@ -13,10 +13,10 @@ from aiordma import ConnectionConfig, StreamConfig
 from tests.device.bad_arguments import (
     LIMIT_S,
     NO_BUFFER,
+    NO_DEADLINE,
     NO_INT,
     NO_INT_OR_NONE,
     NO_SECONDS,
-    NO_TIMEOUT,
     STRIDED,
     Bad,
     no_mistakes,
@@ -72,7 +72,7 @@ async def test_g05_streams(address: str) -> None:
             ("create_connection(host)", lambda x: connect(host=x), [5, None, b"x"]),
             ("create_connection(port)", lambda x: connect(port=x), [1.5, None, -1, 0, 65536, True]),
             ("create_connection(config)", lambda x: connect(config=x), NO_CONFIG),
-            ("create_connection(timeout)", lambda x: connect(timeout=x), NO_TIMEOUT),
+            ("create_connection(timeout)", lambda x: connect(timeout=x), NO_DEADLINE),
             ("create_connection(delay)", lambda x: connect(happy_eyeballs_delay=x), NO_SECONDS),
             ("create_connection(local_addr)", lambda x: connect(local_addr=x), [5, "x", ("a",)]),
         ]  # fmt: skip

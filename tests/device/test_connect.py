@@ -58,6 +58,18 @@ async def test_every_length_of_a_refusal_arrives_exactly(address: str, is_siw: b
                 assert isinstance(caught.value, ConnectionRefusedError)
 
 
+@pytest.mark.parametrize("left", [0, -0.5])
+async def test_a_deadline_that_has_passed(address: str, left: float) -> None:
+    async with aiordma.serve_requests(lambda _: asyncio.sleep(0), address, 0) as server:
+        for connect in (aiordma.connect, aiordma.open_connection):
+            with pytest.raises(aiordma.ConnectTimeoutError, match="that time was over before"):
+                await connect(address, server.port, timeout=left)
+        async with aiordma.connect(address, server.port) as client:
+            with pytest.raises(aiordma.RequestDeadlineError):
+                await client.request(b"?", timeout=left)
+            assert await client.request(b"?", timeout=20) == b""
+
+
 async def test_nobody_listens(address: str) -> None:
     with pytest.raises(ConnectionRefusedError) as caught:
         await aiordma.connect(address, 9)

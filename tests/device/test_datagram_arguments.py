@@ -12,7 +12,7 @@ from aiordma import ConnectionConfig, DatagramConfig
 from tests.device.bad_arguments import (
     LIMIT_S,
     NO_BUFFER,
-    NO_SECONDS,
+    NO_DEADLINE,
     Bad,
     no_mistakes,
 )  # fmt: skip
@@ -55,7 +55,7 @@ async def test_g05_datagrams(address: str) -> None:
             ("sendto(addr)", send_to, [None, 5, "x", (1, 2), ("a", "b"), (address,), (address, 1.5),
                                        (address, -1), (address, 65536), (address, 0), ("name", 1)]),
             ("join_group", client.join_group, [5, None, "x", address]),
-            ("join_group(timeout)", lambda x: client.join_group(GROUP, timeout=x), NO_SECONDS),
+            ("join_group(timeout)", lambda x: client.join_group(GROUP, timeout=x), NO_DEADLINE),
             ("leave_group", client.leave_group, [5, None, "x", address]),
             ("set_write_buffer_limits", client.set_write_buffer_limits, ["x", object(), -1]),
             ("create(local_addr)", lambda x: make(local_addr=x), [5, "x", (address,), (1, 2)]),

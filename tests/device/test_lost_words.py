@@ -245,3 +245,21 @@ async def test_b01_a_call_that_the_end_overtakes_tells_of_the_end(
             with pytest.raises(aiordma.ConnectionLostError, match="peer aborted"):
                 await task
         await asyncio.gather(client.close(), server.close())
+
+
+async def test_peers_that_break_the_rules_have_a_share_of_the_log(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of 30 connections breaks them; both sides would log it."""
+    caplog.set_level(logging.WARNING, "aiordma")
+    async with asyncio.timeout(60), aiordma.listen(address, 0) as listener:
+        for _ in range(30):
+            client, server = await meet(listener, address)
+            sender_of(client).control(FrameKind.DONE, 77)  # of an exchange that is not open
+            for end in (server, client):
+                with pytest.raises(aiordma.ProtocolError):
+                    await end.recv()
+            await asyncio.gather(client.close(), server.close())
+    words = [record.getMessage() for record in caplog.records]
+    assert len(words) == 21
+    assert words[-1].startswith(f"further broken rules for {address} are not logged for ")

@@ -50,7 +50,7 @@ def test_the_usage_is_told() -> None:
     for words in ((), ("serve",)):
         run = start(EXAMPLE, *words)
         out, err = run.communicate(timeout=LIMIT_S)
-        assert (run.returncode, out) == (1, "")
+        assert (run.returncode, out) == (2, "")
         assert err == "usage: rpc.py (server | client) [HOST] [PORT]\n"
 
 

@@ -25,8 +25,8 @@ from aiordma.requests import calls
 from aiordma.requests.wire import ANSWER_BODY, BODY_FOLLOWS, Kind, error_frame, frame
 from tests.device.bad_arguments import (
     NO_BYTES,
+    NO_DEADLINE,
     NO_INT_OR_NONE,
-    NO_TIMEOUT,
     STRIDED,
     Bad,
     no_mistakes,
@@ -220,7 +220,7 @@ async def test_g05_bad_arguments_take_nothing(address: str) -> None:
         with no_mistakes() as mistakes:
             table: list[Bad] = [
                 ("request", client.request, [*NO_BYTES, STRIDED]),
-                ("request(timeout)", lambda x: client.request(b"", timeout=x), NO_TIMEOUT),
+                ("request(timeout)", lambda x: client.request(b"", timeout=x), NO_DEADLINE),
                 ("requests(limit)", lambda x: client.requests(limit=x), no_limit),
                 ("requests(limit_bytes)", lambda x: client.requests(limit_bytes=x), no_limit),
                 ("handle_requests", lambda x: aiordma.handle_requests(x, echo), [None, 1, pool]),
@@ -235,9 +235,9 @@ async def test_g05_bad_arguments_take_nothing(address: str) -> None:
                     no_limit,
                 ),
                 ("pool.request", pool.request, [*NO_BYTES, STRIDED]),
-                ("pool.request(timeout)", lambda x: pool.request(b"", timeout=x), NO_TIMEOUT),
-                ("pool.connection", pool.connection, NO_TIMEOUT),
-                ("pool.wait", pool.wait, NO_TIMEOUT),
+                ("pool.request(timeout)", lambda x: pool.request(b"", timeout=x), NO_DEADLINE),
+                ("pool.connection", pool.connection, NO_DEADLINE),
+                ("pool.wait", pool.wait, NO_DEADLINE),
             ]
             await mistakes.of_waits(table, works)
             for name in ("max_concurrent", "limit", "limit_bytes"):

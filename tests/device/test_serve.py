@@ -37,6 +37,7 @@ async def ask(connection: aiordma.Connection, question: bytes = b"?") -> bytes:
 async def test_each_connection_has_a_handler(address: str) -> None:
     async with aiordma.serve(echo, address, 0) as server:
         assert server.port == server.sockname[1] == server.listener.port
+        assert server.socknames == [server.sockname] == [(address, server.port)]
         clients = [await aiordma.connect(address, server.port) for _ in range(5)]
         assert [await ask(client, b"%d" % n) for n, client in enumerate(clients)] == [
             b"%d" % n for n in range(5)
@@ -256,3 +257,80 @@ def test_a_signal_ends_the_example_in_good_order(address: str, number: signal.Si
         process.communicate()
     assert (process.returncode, out, err) == (0, "", "")
     print(f"{took:.2f} s")
+
+
+# Runs a program, and sends it a signal in the very call that tells its address.
+TOLD = """
+import builtins, runpy, signal, sys
+from aiordma.cli.lines import LineWriter
+
+def hook(owner, name, index):
+    real = getattr(owner, name)
+
+    def tell(*words, **options):
+        real(*words, **options)
+        if str(words[index]).startswith(("listening", "serving")):
+            signal.raise_signal(NUMBER)
+
+    setattr(owner, name, tell)
+
+hook(builtins, "print", 0)
+hook(LineWriter, "put", 1)
+del sys.argv[0]
+run = runpy.run_module if sys.argv[0] == "aiordma" else runpy.run_path
+run(sys.argv[0], run_name="__main__", **({"alter_sys": True} if run is runpy.run_module else {}))
+"""
+TELLING = (
+    ("server.py", "ADDRESS", "0"),
+    ("rpc.py", "server", "ADDRESS", "0"),
+    ("kv.py", "serve", "--host", "ADDRESS", "--port", "0"),
+    ("copy_file.py", "receive", "--host", "ADDRESS", "--port", "0"),
+    ("parameter_server.py", "serve", "--host", "ADDRESS", "--port", "0"),
+    ("aiohttp_hello.py", "server", "ADDRESS", "0"),
+    ("aiordma", "echo", "--host", "ADDRESS", "--port", "0"),
+    ("aiordma", "serve", "FOLDER", "--host", "ADDRESS", "--port", "0"),
+)
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize("words", TELLING, ids=lambda words: " ".join(words[:2]))
+def test_a_server_that_has_told_its_address_ends_in_good_order(
+    address: str, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    name, *rest = (
+        word.replace("ADDRESS", address).replace("FOLDER", str(tmp_path)) for word in words
+    )
+    program = name if name == "aiordma" else str(EXAMPLE.with_name(name))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        told = TOLD.replace("NUMBER", str(int(number)))
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", told, program, *rest],
+            capture_output=True, check=False, text=True, timeout=LIMIT_S,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+        assert len(done.stdout.splitlines()) == 1
+
+
+async def test_signals_are_heeded_until_the_server_has_stopped(address: str) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    begun = asyncio.Event()
+
+    async def slow(conn: aiordma.Connection) -> None:
+        begun.set()
+        await asyncio.sleep(3600)
+
+    async with (
+        asyncio.timeout(LIMIT_S),
+        aiordma.serve(slow, address, 0, signals=True) as server,
+        aiordma.connect(address, server.port) as client,
+    ):
+        await client.send(b"x")
+        await begun.wait()
+        signal.raise_signal(signal.SIGTERM)
+        forever = asyncio.create_task(server.serve_forever())
+        await until(lambda: repr(server).startswith("<Server closed"))
+        assert not forever.done()
+        signal.raise_signal(signal.SIGINT)  # the second cancels the handler
+        await forever
+    after = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert after == before

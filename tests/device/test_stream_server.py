@@ -309,7 +309,9 @@ async def test_a_server_that_closes_in_the_middle_of_handshakes(address: str) ->
 async def test_several_addresses(address: str) -> None:
     """Those without an RDMA device are passed over, as long as one has it."""
     async with await aiordma.create_server(Note, [address, "192.0.2.1"], 0) as server:
-        assert server.addresses == [(address, server.port)]
+        assert server.socknames == [server.sockname] == [(address, server.port)]
+        with pytest.warns(DeprecationWarning, match="socknames"):
+            assert server.addresses == server.socknames
     async with await aiordma.create_server(Note, None, 0) as server:
         transport, protocol = await aiordma.create_connection(Note, address, server.port)
         transport.close()

@@ -6,6 +6,7 @@ import array
 import asyncio
 import contextlib
 import errno
+import math
 import socket
 import tempfile
 import warnings
@@ -263,7 +264,8 @@ async def test_messages_and_streams_refuse_one_another(address: str) -> None:
         ({"ssl_handshake_timeout": 1}, ValueError),
         ({"ssl_shutdown_timeout": 1}, ValueError),
         ({"happy_eyeballs_delay": -1}, ValueError),
-        ({"timeout": 0}, ValueError),
+        ({"timeout": math.nan}, ValueError),
+        ({"timeout": 0}, aiordma.ConnectTimeoutError),
         ({"family": socket.AF_INET6}, aiordma.AddressError),
     ],
 )

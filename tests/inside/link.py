@@ -11,12 +11,18 @@ from aiordma.endpoint.link import Link
 from aiordma.link import completions
 from aiordma.link.acceptor import Acceptor
 from aiordma.link.admission import Ledger, Places
+from aiordma.link.log_share import VIOLATIONS
 from aiordma.streams.stream_port import StreamPort
 from aiordma.verbs import CompletionChannel, CompletionQueue
 from tests.inside.endpoint import link_of
 
 if TYPE_CHECKING:
     import pytest
+
+
+def forget_violations() -> None:
+    """Let each source have its share of lines in the log once more."""
+    VIOLATIONS._periods.clear()
 
 
 def _side_of(end: Connection | Link | StreamPort) -> Link | StreamPort:

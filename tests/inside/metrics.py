@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from aiordma.metrics import Service
+from typing import TYPE_CHECKING
+
+from aiordma.metrics import Service, serving
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def descriptor_of(service: Service) -> int:
     """The descriptor of its socket; -1 if it is closed."""
     return service._socket.fileno()
+
+
+def set_lock_s(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Wait so long for the lock of a folder."""
+    monkeypatch.setattr(serving, "_LOCK_S", seconds)

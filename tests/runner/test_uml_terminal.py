@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -188,6 +191,31 @@ def test_a_large_paste() -> None:
             ["md5sum"], input=block.encode() * 1000, capture_output=True, check=True
         )
         assert wanted.stdout.split()[0] in there.seen
+
+
+def test_a_paste_into_a_program_that_reads_late(tmp_path: Path) -> None:
+    """All that is between the keyboard and the program is full once, and keys arrive later, too."""
+    gate, size = tmp_path / "gate", 500_000
+    late = f"stty raw -echo; echo started; while [ ! -e {gate} ]; do sleep 0.1; done; "
+    late += f"head -c {size} | md5sum; head -c 3 | md5sum"
+    with _start("sh", "-c", late) as there:
+        there.until("started")
+        os.set_blocking(there.master, False)
+        left = keys = memoryview(b"0123456789" * (size // 10))
+        while left:
+            # A second without room is no proof, but enough for a kernel that loses its source.
+            _, writable, _ = select.select([], [there.master], [], LIMIT if gate.exists() else 1)
+            if not writable:
+                assert not gate.exists(), f"{len(left)} bytes find no room"
+                gate.touch()
+                continue
+            with contextlib.suppress(BlockingIOError):
+                left = left[os.write(there.master, left[:4096]) :]
+        gate.touch()
+        there.until(hashlib.md5(keys).hexdigest())
+        there.type("end")
+        there.until(hashlib.md5(b"end").hexdigest())
+        assert there.end() == 0
 
 
 def test_options_say_otherwise() -> None:

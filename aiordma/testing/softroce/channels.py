@@ -15,6 +15,10 @@ from .terminal import Escape
 #: Atomic for a pipe, so that a write that `poll` allows never blocks.
 _CHUNK = select.PIPE_BUF
 
+#: Bytes of input that the guest has not read. Its device is a terminal, which throttles its source
+#: when 3,968 bytes wait; User-Mode Linux forgets to listen to the source again afterwards.
+_AHEAD = 3072
+
 
 class Output:
     """One stream from the guest to a descriptor of the runner, with at most one chunk in between.
@@ -72,6 +76,11 @@ class Input:
 
     The guest gets frames, a length of four bytes and so many bytes; the frame of length 0 is the
     end. The end of the channel itself would be the end of the guest's device.
+
+    Attributes:
+        open: the source has not ended.
+        escaped: the user wants the run to end.
+        taken: bytes of frames that the guest says it has read; the owner keeps it.
     """
 
     def __init__(self, source: int, channel: socket.socket, escape: Escape | None) -> None:
@@ -86,14 +95,24 @@ class Input:
         self._channel = channel
         self._escape = escape
         self._pending = b""
+        self._framed = 0  # bytes of all frames
         self.open: bool = True
         self.escaped: bool = False
+        self.taken: int = 0
+
+    @property
+    def _room(self) -> int:
+        """Bytes of the next frame, without its length."""
+        return _AHEAD - (self._framed - self.taken) - 4
 
     def interest(self) -> tuple[int, int] | None:
-        """Return the descriptor and the event to wait for, or None after the end."""
+        """Return the descriptor and the event to wait for.
+
+        None after the end, and while the guest has as much to read as it can hold.
+        """
         if self._pending:
             return self._channel.fileno(), select.POLLOUT
-        return (self._source, select.POLLIN) if self.open else None
+        return (self._source, select.POLLIN) if self.open and self._room > 0 else None
 
     def step(self) -> None:
         """Move as many bytes as is possible, once the event is there."""
@@ -109,7 +128,7 @@ class Input:
             self._pending = self._pending[sent:]
             return
         try:
-            data = os.read(self._source, _CHUNK)
+            data = os.read(self._source, self._room)
         except BlockingIOError:
             return
         except OSError:
@@ -117,6 +136,7 @@ class Input:
         self.open = bool(data)
         self.escaped |= self._escape is not None and self._escape.add(data)
         self._pending = len(data).to_bytes(4, "big") + data
+        self._framed += len(self._pending)
 
 
 def receive(source: socket.socket) -> bytes:
@@ -138,6 +158,7 @@ class Control:
         status: that of the command, once it has ended.
         counts: bytes of standard output and standard error that belong to the status.
         error: the reason why the command could not be run.
+        taken: bytes of the runner's input that the guest has read.
     """
 
     def __init__(self, channel: socket.socket, request_line: bytes) -> None:
@@ -152,6 +173,7 @@ class Control:
         self.status: int | None = None
         self.counts: list[int] = [0, 0]
         self.error: str | None = None
+        self.taken: int = 0
 
     def interest(self) -> int:
         """Return the events to wait for."""
@@ -195,3 +217,4 @@ class Control:
             self.status = message.get("exit", self.status)
             self.counts = message.get("bytes", self.counts)
             self.error = message.get("error", self.error)
+            self.taken += message.get("taken", 0)

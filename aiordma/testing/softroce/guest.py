@@ -207,6 +207,8 @@ class Guest:
                 interests[control.fileno()] = talk.interest()
             if log_open:
                 interests[log.fileno()] = select.POLLIN
+            if keys is not None:
+                keys.taken = talk.taken
             wish = keys.interest() if keys is not None and talk.started else None
             if wish is not None:
                 interests[wish[0]] = interests.get(wish[0], 0) | wish[1]

@@ -14,7 +14,9 @@ and one to talk to the runner in lines of JSON:
   has them all: output still on its way would be lost if the guest did that.
 
 If the command reads the runner's standard input, that comes over the device of its standard output,
-in frames: a length of four bytes and so many bytes; the frame of length 0 is the end.
+in frames: a length of four bytes and so many bytes; the frame of length 0 is the end. For each
+frame that it has read from the device the guest sends ``{"taken": BYTES}``, those of the length
+included: the runner sends no more ahead than the device holds.
 
 Text that stands for arbitrary bytes (arguments, environment, directory) is decoded as Latin-1.
 """
@@ -46,6 +48,7 @@ _POWER_OFF = 0x4321FEDC
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _DEVICE_SECONDS = 60.0
 _STEP_SECONDS = 600.0  # of a clock that may jump while the host is busy
+_telling = threading.Lock()
 
 
 class SetupError(Exception):
@@ -85,8 +88,13 @@ def _session(out: int, err: int, control: int) -> None:
         lines.read()
 
 
+def _tell(control: int, message: dict[str, Any]) -> None:
+    with _telling:
+        _write_all(control, json.dumps(message).encode() + b"\n")
+
+
 def _send(control: int, message: dict[str, Any]) -> None:
-    _write_all(control, json.dumps(message).encode() + b"\n")
+    _tell(control, message)
     if os.isatty(control):
         # An error is followed by the end of the guest, which would take the message with it.
         termios.tcdrain(control)
@@ -288,17 +296,20 @@ class _Pump(threading.Thread):
 class _Feed(threading.Thread):
     """Copies the runner's standard input to the command: to its terminal, or to a pipe."""
 
-    def __init__(self, source: int, target: int) -> None:
+    def __init__(self, source: int, target: int, control: int) -> None:
         super().__init__(daemon=True)
         self._source = source
         self._target = target
+        self._control = control
 
     def run(self) -> None:
         with open(self._source, "rb", closefd=False) as frames:
             # The command may read no more, or may have ended: the rest is for no process.
             with contextlib.suppress(OSError):
                 while size := int.from_bytes(frames.read(4), "big"):
-                    _write_all(self._target, frames.read(size))
+                    data = frames.read(size)
+                    _tell(self._control, {"taken": 4 + size})
+                    _write_all(self._target, data)
             if not os.isatty(self._target):
                 os.close(self._target)
 
@@ -326,7 +337,7 @@ def _run(
     for pump in pumps:
         pump.start()
     if request["input"]:
-        _Feed(keys, feed).start()
+        _Feed(keys, feed, control).start()
     status = _supervise(child, wake_read, control, lines, terminal)
     # Like a container: with its first process ends everything that is left of the command.
     # Otherwise the pipes would stay open, and with them this guest.

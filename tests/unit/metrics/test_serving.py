@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ import pytest
 
 from aiordma import metrics
 from aiordma.metrics import serving
-from tests.inside.metrics import descriptor_of
+from tests.inside.metrics import descriptor_of, set_lock_s
 
 LIMIT_S = 30
 
@@ -72,6 +73,57 @@ def test_a_socket_that_a_process_has_left_is_replaced(tmp_path: Path) -> None:
             metrics.serve(path)
         assert caught.value.errno == errno.EADDRINUSE
         assert asked(path)["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize("step", ["the socket does not listen yet", "the dead is to be removed"])
+def test_two_that_begin_at_once_do_not_remove_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    path = tmp_path / "one.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:
+        left.bind(str(path))
+    outcomes: list[serving.Service | OSError] = []
+
+    def begin() -> None:
+        try:
+            outcomes.append(metrics.serve(path))
+        except OSError as exc:
+            outcomes.append(exc)
+
+    owner, name = (os, "chmod") if step.startswith("the socket") else (Path, "unlink")
+    real = getattr(owner, name)
+    second = threading.Thread(target=begin)
+
+    def hooked(where: Path, *more: int) -> None:
+        monkeypatch.setattr(owner, name, real)
+        second.start()
+        second.join(0.2)  # it is done, if nothing holds it back
+        real(where, *more)
+
+    monkeypatch.setattr(owner, name, hooked)
+    begin()
+    second.join(LIMIT_S)
+    (service,) = (each for each in outcomes if isinstance(each, serving.Service))
+    (error,) = (each for each in outcomes if isinstance(each, OSError))
+    assert error.errno == errno.EADDRINUSE
+    with service:
+        assert asked(path)["pid"] == os.getpid()
+
+
+def test_a_folder_that_stays_locked_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_lock_s(monkeypatch, 0.05)
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with pytest.raises(OSError, match="locked the folder") as caught:
+            metrics.serve(tmp_path / "x.sock")
+        assert caught.value.errno == errno.EADDRINUSE
+    finally:
+        os.close(descriptor)
+    with metrics.serve(tmp_path / "x.sock") as service:
+        assert asked(service.path)["pid"] == os.getpid()
 
 
 def test_what_is_no_socket_is_kept(tmp_path: Path) -> None:

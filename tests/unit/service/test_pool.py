@@ -7,6 +7,7 @@ import contextlib
 import errno
 import gc
 import itertools
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -253,6 +254,24 @@ def test_the_wait_has_a_bound_and_names_the_cause(run: Run, new_server: Serve) -
             with pytest.raises(PoolTimeoutError, match=r"opened 0 of 1.*no program listens"):
                 await pool.wait()
             assert pool.stats.errors
+        await nothing_left(server)
+
+    run(main())
+
+
+@pytest.mark.parametrize("left", [0, -0.5])
+def test_a_deadline_that_has_passed(run: Run, new_server: Serve, left: float) -> None:
+    async def main() -> None:
+        server = new_server()
+        async with new_pool(min_size=0, max_size=1) as pool:
+            await pool.wait(left)  # for no connection
+            with pytest.raises(PoolTimeoutError, match="within 0 s"):
+                async with pool.connection(left):
+                    pass
+            assert await pool.request(b"?") == b"?"
+            async with pool.connection(left):  # is free, and lent at once
+                pass
+            await pool.close(left)
         await nothing_left(server)
 
     run(main())
@@ -686,9 +705,9 @@ def test_bad_arguments_of_calls(run: Run, new_server: Serve) -> None:
         async with new_pool() as pool:
             for call in (pool.wait, pool.close, lambda seconds: pool.request(b"", timeout=seconds)):
                 with pytest.raises(ValueError, match="timeout"):
-                    await call(-1)
+                    await call(math.nan)
             with pytest.raises(ValueError, match="timeout"):
-                pool.connection(-1)
+                pool.connection(math.nan)
             assert pool.stats.requests == 0
         await nothing_left(server)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from aiordma.testing.stream_conformance import StreamConformance
+from aiordma.testing.stream_conformance.link import Link, each_role
 
 Factory = Callable[[], Any]
 
@@ -343,6 +344,38 @@ async def test_an_end_that_follows_a_failed_open_is_aborted() -> None:
     with pytest.raises(ConnectionRefusedError):
         await suite.test_close()
     assert [late.aborted for late in suite.made] == [True]
+
+
+class Fails(Shimmed):
+    """A check that has used up all of its time when it fails."""
+
+    bound_s = 10.0
+
+    def __init__(self) -> None:
+        super().__init__(Working)
+        self.links: list[Link] = []
+
+    @each_role
+    async def spend(self, link: Link) -> None:
+        await link.open()
+        self.links.append(link)
+        loop = asyncio.get_running_loop()
+        real = loop.time
+        loop.time = lambda: real() + self.bound_s  # type: ignore[method-assign]
+        raise AssertionError("the verdict")
+
+
+async def test_the_ends_of_a_check_that_took_all_of_its_time_are_closed() -> None:
+    suite = Fails()
+    loop = asyncio.get_running_loop()
+    try:
+        with pytest.raises(AssertionError, match="the verdict"):
+            await suite.spend()
+    finally:
+        vars(loop).pop("time", None)
+    (link,) = suite.links
+    assert link.end.is_lost
+    assert link.peer.is_lost
 
 
 @pytest.mark.parametrize("kind", CAUGHT, ids=lambda kind: kind.__name__)

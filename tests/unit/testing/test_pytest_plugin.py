@@ -122,6 +122,25 @@ def test_defaults_of_a_project(project: pytest.Pytester) -> None:
     done.stderr.fnmatch_lines(["ERROR: softroce = vmware: expected one of auto, uml, qemu, host"])
 
 
+def test_the_place_of_a_wrong_engine_is_told(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = "expected one of auto, uml, qemu, host"
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-q --softroce=vmware")
+    done = _run(project, "-p", "no_runner", "--softroce=uml")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    assert done.errlines[0] == f"ERROR: --softroce=vmware in PYTEST_ADDOPTS: {engines}"
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-q")
+    file = project.makeini("[pytest]\naddopts = --softroce=vmware")
+    done = _run(project, "-p", "no_runner")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    assert done.errlines[0] == f"ERROR: --softroce=vmware in addopts of {file}: {engines}"
+    # The plugin is there before pytest has read the file.
+    done = _run(project, "-p", "no_runner", "-p", "aiordma_pytest")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines(["*--softroce*vmware*"])
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
