@@ -40,6 +40,19 @@ def test_the_command_may_clean_up(softroce: Runner, number: signal.Signals) -> N
     assert eventually(lambda: not members(session))
 
 
+@pytest.mark.parametrize("size", [3000, 100_000])
+def test_a_large_environment_leaves_the_way_open(softroce: Runner, size: int) -> None:
+    """It is sent before, over the same device, and is more than the device holds."""
+    process = softroce.start(
+        "--engine", "uml", "--", "sh", "-c", _CLEANS_UP, environment={"LARGE": "x" * size}
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"started\n"
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert out == b"cleaned\n"
+
+
 def test_in_virtual_time_too(softroce: Runner) -> None:
     process = _start(softroce, "echo started; sleep infinity", "--virtual-time")
     session = session_of(process)

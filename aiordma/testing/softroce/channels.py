@@ -15,7 +15,7 @@ from .terminal import Escape
 #: Atomic for a pipe, so that a write that `poll` allows never blocks.
 _CHUNK = select.PIPE_BUF
 
-#: Bytes of input that the guest has not read. Its device is a terminal, which throttles its source
+#: Bytes to a device that the guest has not read. The device is a terminal, which throttles its source
 #: when 3,968 bytes wait; User-Mode Linux forgets to listen to the source again afterwards.
 _AHEAD = 3072
 
@@ -167,6 +167,7 @@ class Control:
         self._request = request_line
         self._incoming = bytearray()
         self._outgoing = b""
+        self._sent = self._read = 0  # bytes; those that the guest says it has read
         self.open: bool = True
         self.ready: bool = False
         self.started: bool = False
@@ -177,7 +178,12 @@ class Control:
 
     def interest(self) -> int:
         """Return the events to wait for."""
-        return select.POLLIN | (select.POLLOUT if self._outgoing else 0)
+        return select.POLLIN | (select.POLLOUT if self._outgoing and self._room else 0)
+
+    @property
+    def _room(self) -> int:
+        """Bytes that the guest's device has room for."""
+        return _AHEAD - (self._sent - self._read)
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Queue a message; `step` sends it."""
@@ -196,9 +202,11 @@ class Control:
                 self.open = False
             self._incoming += data
         self._handle_lines()
-        if self._outgoing and self.open:
+        if self._outgoing and self._room and self.open:
             try:
-                self._outgoing = self._outgoing[self._channel.send(self._outgoing) :]
+                sent = self._channel.send(self._outgoing[: self._room])
+                self._outgoing = self._outgoing[sent:]
+                self._sent += sent
             except BlockingIOError:
                 return
             except (BrokenPipeError, ConnectionResetError):
@@ -218,3 +226,4 @@ class Control:
             self.counts = message.get("bytes", self.counts)
             self.error = message.get("error", self.error)
             self.taken += message.get("taken", 0)
+            self._read += message.get("read", 0)

@@ -5,6 +5,8 @@ character devices as arguments: two for the standard output and the standard err
 and one to talk to the runner in lines of JSON:
 
 - guest -> runner ``{"ready": true}``, then the runner sends one request (see `guest.request`);
+- guest -> runner ``{"read": BYTES}`` for all that it has read, as the runner sends no more ahead
+  than the device holds;
 - guest -> runner ``{"started": true}`` when the command is about to run;
 - runner -> guest ``{"signal": N}`` for the command's process group, and ``{"size": [LINES,
   COLUMNS]}`` of its terminal, any number of times;
@@ -128,6 +130,7 @@ class _Lines:
         if not data:
             raise SetupError("the runner has gone away")
         self._buffer += data
+        _tell(self._fd, {"read": len(data)})
 
 
 # Setting up ------------------------------------------------------------------------------------
