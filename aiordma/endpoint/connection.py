@@ -294,6 +294,53 @@ class Connection:
             raise _reserved("recv() and `async for`")
         return await self._receiver.recv()
 
+    async def recv_into(self, buffer: Buffer) -> int:
+        """Receive the next message into memory of the program, as `recv_into` of a socket.
+
+        Args:
+            buffer: Any writable, contiguous object with the buffer protocol, such as a bytearray, a
+                numpy array, an mmap or shared memory.  It has at least the bytes of the message,
+                and stays exported until the call ends: a bytearray cannot be resized.
+
+        Returns:
+            The bytes of the message, which begin at the start of the buffer; those behind keep
+            their value.  An immediate is not told.
+
+        A message of more than 256 KiB that was not fetched before is read by the adapter, right
+        into the buffer: nothing is copied.  Of other messages the bytes are copied once, and so are
+        all on iWARP (twice), and those for memory that cannot be registered, as that of a file may
+        be.  So from the first call on, the library does not fetch messages of more than 256 KiB
+        ahead, until `recv` takes one: the peer's `send` then waits for this call.
+
+        Several tasks may wait in `recv` and `recv_into`; they are served in the order in which they
+        began to.  While a task waits for the rest of a large message the others wait for the task.
+
+        Raises:
+            TypeError: No buffer, or one of Python objects.
+            ValueError: The buffer is empty or not contiguous.
+            BufferError: It is read-only.
+            MessageTooLargeError: The message has more bytes than the buffer.  It stays the next
+                message, for a call with a larger buffer, or `recv`.
+            OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.  It stays the next, too.
+            ConnectionEndedError, ResourceClosedError, ConnectionLostError: As `recv`.
+
+        After an exception anything may be in the buffer, but nothing is written to it any more.
+
+        Cancellation: no message is lost; a large message is read anew for the next call.  READs
+        that write to the buffer are waited for.  If they have not ended after
+        `config.fetch_timeout_s`, the connection is given up, and its end is waited for, a minute at
+        most; should the kernel not have ended it then, the buffer stays exported.
+        """
+        self._check_loop()
+        if self._carries_requests:
+            raise _reserved("recv_into()")
+        view = bytes_of("the buffer", buffer, writable=True)
+        with view:
+            if not view:
+                msg = "the buffer is empty: an empty message needs room for a byte, too"
+                raise ValueError(msg)
+            return await self._receiver.recv_into(view)
+
     def __aiter__(self) -> Messages:
         return self._state.messages(self)
 

@@ -22,6 +22,12 @@ Theory of operation
     registered: to register memory and to deregister it takes longer than to copy so many bytes.
     Such a buffer only ever held messages to this peer.
 
+    The program may name the memory of a message of more than `_COPIED` bytes (`recv_into`), which
+    is registered for this message alone, and without a right of the peer.  Then the READs go there,
+    and no byte is copied.  From the first `recv_into` on the library fetches no such message ahead.
+    Before the call ends, also by a cancellation, the memory is deregistered, which waits for the
+    READs under way.  DONE follows as the last step; so until then the message can be read anew.
+
     Cancelling a send ends the wait.  The exposure, and with it the caller's buffer, stays until
     DONE arrives or the queue pair is gone: the peer may be reading.
 
@@ -96,6 +102,8 @@ _LANDS = Access.LOCAL_WRITE | Access.REMOTE_WRITE
 _COPIED = COPIED_BYTES
 _READ_CHUNK = 1 << 20
 _DEREGISTER_S = 5.0
+# Seconds for the end of a connection whose adapter writes to memory of the program.
+_REVOKE_S = 60.0
 # The rate is an average over `_LOOKS` looks, however much time they take: if the loop is late, its
 # looks are far apart, and each finds all bytes that have arrived since the look before.
 _LOOK_S = 1.0
@@ -379,8 +387,8 @@ class _Fetch:
     """A large message that is announced, or is being read."""
 
     __slots__ = (
-        "asked", "checksum", "copy", "imm", "large", "length", "number", "pending", "region",
-        "remote", "share",
+        "asked", "checksum", "copy", "filled", "imm", "large", "left", "length", "number",
+        "pending", "region", "remote", "share",
     )  # fmt: skip
 
     region: MemoryRegion  # set when it is begun
@@ -392,8 +400,10 @@ class _Fetch:
         remote: tuple[int, int],
         number: int,
         checksum: int | None,
+        *,
+        lands: bool,
     ) -> None:
-        self.large = Large()
+        self.large = Large(length, lands=lands)
         self.length = length
         self.imm = imm
         self.remote = remote
@@ -403,6 +413,13 @@ class _Fetch:
         self.pending = 0  # of these READs
         self.copy = False  # whether the message has to be a copy
         self.share = _Share(room_of(length))
+        self.filled: asyncio.Future[None] | None = None  # of a task whose memory is being filled
+        self.left = False  # that task has left
+
+
+def _damaged(fetch: _Fetch) -> MessageDamagedError:
+    text = f"a message of {fetch.length} bytes does not match its checksum"
+    return MessageDamagedError(errno.EBADMSG, text)
 
 
 class Fetcher:
@@ -418,7 +435,8 @@ class Fetcher:
     """
 
     __slots__ = (
-        "__weakref__", "_arrived", "_checked", "_config", "_fetches", "_held", "_link", "_looks",
+        "__weakref__", "_arrived", "_checked", "_config", "_fetches", "_filling", "_held", "_link",
+        "_looks",
         "_numbers", "_pieces", "_progress", "_reading", "_receiver", "_sender", "_stopped",
         "_tasks", "_timer", "_untaken", "_waiting",
     )  # fmt: skip
@@ -444,6 +462,7 @@ class Fetcher:
         self._fetches: list[int] = []  # exchanges without DONE; at most the window
         self._tasks: list[asyncio.Task[None]] = []
         self._waiting: deque[_Fetch] = EMPTY
+        self._filling: _Fetch | None = None  # it goes to memory of the program
         # Of messages that are being fetched, or fetched and not taken by the program.  Not the
         # messages themselves, which lead back to this.
         self._untaken: deque[_Share] = deque()
@@ -473,7 +492,8 @@ class Fetcher:
             self._violation("announced more large messages than it may")
             return
         self._fetches.append(number)
-        fetch = _Fetch(length, imm, (addr, rkey), number, checksum)
+        lands = length > _COPIED and not self._link.buffers.in_the_open
+        fetch = _Fetch(length, imm, (addr, rkey), number, checksum, lands=lands)
         self._receiver.announced(fetch.large)
         if self._waiting is EMPTY:
             self._waiting = deque()
@@ -490,23 +510,33 @@ class Fetcher:
         The program takes messages in that order: a later message that slipped into the room would
         keep it until an earlier message has been read, which waits for room.
         """
-        while self._waiting:
+        while self._waiting and self._filling is None:
             fetch = self._waiting[0]
             room = fetch.share.room
             buffers = self._link.buffers
             region = None
-            if self._held + room <= self._config.receive_buffer_size:
+            is_next = self._receiver.is_next(fetch.large)
+            if fetch.large.lands and self._receiver.has_memory:
+                if is_next and self._receiver.has_memory_next:
+                    self._receiver.wake()
+                    return
+                ahead = False
+            elif self._held + room <= self._config.receive_buffer_size:
                 region = buffers.pool.take_kept(fetch.length)  # with its share
                 ahead = region is not None or buffers.account.try_take(AHEAD, room)
             else:
                 ahead = False
             if not ahead:
-                if not self._receiver.is_next(fetch.large):
+                if not is_next:
                     return  # nor is any read started after the end of the connection
                 if not (wanted or self._receiver.is_awaited):
                     return
             self._waiting.popleft()
-            self._untaken.append(fetch.share)
+            fetch.large.waits = False
+            if is_next:  # before those that were fetched ahead while a task had it
+                self._untaken.appendleft(fetch.share)
+            else:
+                self._untaken.append(fetch.share)
             self._held += room
             if region is not None:
                 self._read(fetch, region)
@@ -575,9 +605,16 @@ class Fetcher:
         fetch.pending -= 1
         if self._reading:
             self._post()  # before the work for this message: the adapter goes on meanwhile
+        if fetch.left:
+            if not fetch.pending:
+                self._let_go(fetch)
+            return
         if not fetch.pending and fetch.asked == fetch.length and not self._stopped:
             self._looks = 0  # the rate counts anew: this message has used its share of the memory
-            self._settle(fetch)
+            if fetch.filled is None:
+                self._settle(fetch)
+            elif not fetch.filled.done():
+                fetch.filled.set_result(None)
 
     def _settle(self, fetch: _Fetch) -> None:
         """Check and copy a message that has arrived, as far as it needs that, and deliver it."""
@@ -600,8 +637,7 @@ class Fetcher:
 
     def _deliver(self, fetch: _Fetch, view: memoryview, checksum: int) -> None:
         if fetch.checksum is not None and fetch.checksum != checksum:
-            text = f"a message of {fetch.length} bytes does not match its checksum"
-            raise MessageDamagedError(errno.EBADMSG, text)
+            raise _damaged(fetch)
         buffers, region, room = self._link.buffers, fetch.region, fetch.share.room
         buffers.unpin(region)
         self._fetches.remove(fetch.number)
@@ -623,6 +659,137 @@ class Fetcher:
         self._link.buffers.account.give(share.room, share.part)
         if self._waiting:
             self._admit()
+
+    # Into memory of the program
+
+    async def read_into(self, large: Large, view: memoryview) -> bool:
+        """Read the next message into memory of the program.
+
+        Args:
+            large: The message, which was not begun.
+            view: The memory; it has room.
+
+        Returns:
+            Whether it is there, and taken.  If not, the connection is over, or the memory cannot
+            be registered, and the message is to be copied: look again.
+
+        Raises:
+            OSError: ENOMEM, too much memory is registered; the message stays the next.
+
+        Cancellation: the message stays the next, and is read anew.  The call ends when the memory
+        is deregistered: READs under way have `fetch_timeout_s`, and end with the connection then.
+        """
+        fetch = self._waiting.popleft()
+        assert fetch.large is large
+        large.waits, large.taken = False, True
+        self._filling = fetch
+        region: MemoryRegion | None = None
+        whole = False
+        try:
+            region = await self._registered(fetch, view)
+            if region is not None:
+                whole = await self._filled(fetch, region)
+        except BaseException as exc:
+            self._leave(fetch)
+            if region is not None and not isinstance(exc, GeneratorExit):
+                await self._revoked(region)
+            raise
+        if not whole or self._stopped or not self._receiver.is_next(large):
+            self._leave(fetch)
+            if region is not None:
+                await self._revoked(region)
+            return False
+        # No wait from here on: the message is taken, or it is not.
+        self._filling = None
+        self._fetches.remove(fetch.number)
+        self._sender.control(FrameKind.DONE, fetch.number)
+        self._receiver.took(large)
+        self._admit()
+        return True
+
+    async def _registered(self, fetch: _Fetch, view: memoryview) -> MemoryRegion | None:
+        """Register memory of the program, pin it and begin to read; None if it does not go."""
+        link, size = self._link, fetch.length
+        memory = view[:size]
+        try:
+            region = await link.buffers.memory.registered(
+                size, lambda: link.register(memory, Access.LOCAL_WRITE)
+            )
+        except ResourceClosedError:
+            return None
+        except OSError as exc:
+            if exc.errno == errno.ENOMEM:
+                raise
+            # Memory of a file, or of another device: `ibv_reg_mr(3)` does not take all.
+            link.note("copies a large message: %s", exc, log=memory_log)
+            fetch.large.lands = False
+            return None
+        if self._stopped or link.closed or not self._receiver.is_next(fetch.large):
+            region.close()
+            return None
+        link.buffers.pin(region)
+        fetch.region = region
+        fetch.filled = link.loop.create_future()
+        self._reading.append(fetch)
+        self._post()
+        return region
+
+    async def _filled(self, fetch: _Fetch, region: MemoryRegion) -> bool:
+        """Wait for all of a message, check it, and deregister the memory; False if it is over."""
+        assert fetch.filled is not None
+        await fetch.filled
+        if fetch.pending:
+            return False  # the connection is over
+        if fetch.checksum is not None and await sum_of(region.view) != fetch.checksum:
+            self._link.fail(_damaged(fetch))
+            return False
+        self._link.buffers.unpin(region)
+        region.close()
+        with contextlib.suppress(TimeoutError):
+            await region.wait_closed(_DEREGISTER_S)
+        return True
+
+    def _leave(self, fetch: _Fetch) -> None:
+        """The task whose memory a message goes to leaves without it."""
+        fetch.left = True
+        if fetch in self._reading:
+            self._reading.remove(fetch)
+        if fetch.filled is not None:
+            fetch.region.close()  # when it is not pinned any more
+        if not fetch.pending:
+            self._let_go(fetch)
+
+    def _let_go(self, fetch: _Fetch) -> None:
+        """No READ writes to the memory of the task that has left: have the message read anew."""
+        if fetch.filled is not None:
+            self._link.buffers.unpin(fetch.region)
+        if self._stopped or self._link.failure is not None:
+            return  # it is not delivered
+        fetch.filled, fetch.left, fetch.asked = None, False, 0
+        self._filling = None
+        fetch.large.waits, fetch.large.taken = True, False
+        self._waiting.appendleft(fetch)
+        self._receiver.left()
+        self._admit()
+
+    async def _revoked(self, region: MemoryRegion) -> None:
+        """Wait until no adapter can write to memory of the program, whatever cancels the task."""
+        seconds = self._config.fetch_timeout_s
+        for last in (False, True):
+            end = now() + seconds
+            while True:
+                try:
+                    await region.wait_closed(max(end - now(), 0.001))
+                except asyncio.CancelledError:
+                    continue  # it is on its way out already
+                except TimeoutError:
+                    break
+                except (OSError, MemoryError):
+                    return  # logged, and the memory is kept for good
+                return
+            if not last:
+                self._give_up("READs into the buffer of a recv_into() that was left do not end")
+                seconds = _REVOKE_S
 
     # Progress
 
@@ -648,7 +815,7 @@ class Fetcher:
 
     def _is_too_slow(self) -> bool:
         """Whether messages arrive below the minimum rate while another source waits for memory."""
-        if not self._link.buffers.account.is_pressed():
+        if not self._held or not self._link.buffers.account.is_pressed():
             self._looks = 0
             return False
         self._looks += 1
@@ -686,6 +853,9 @@ class Fetcher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        filling = self._filling
+        if filling is not None and filling.filled is not None and not filling.filled.done():
+            filling.filled.set_result(None)
         tasks = self._tasks[:]
         for task in tasks:
             task.cancel()
