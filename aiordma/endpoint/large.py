@@ -517,7 +517,7 @@ class Fetcher:
             region = None
             is_next = self._receiver.is_next(fetch.large)
             if fetch.large.lands and self._receiver.has_memory:
-                if is_next and self._receiver.has_memory_next:
+                if is_next and self._receiver.asks_memory:
                     self._receiver.wake()
                     return
                 ahead = False

@@ -303,6 +303,11 @@ class Receiver:
         """Whether the first task in line has memory for a large message."""
         return not self._state.parked.waiting and self._waiters.next_size == _INTO
 
+    @property
+    def asks_memory(self) -> bool:
+        """Whether the task that looks next is to tell whether it has memory."""
+        return self.has_memory and (self._resumed > 0 or self.has_memory_next)
+
     def is_next(self, large: Large) -> bool:
         """Whether the program gets this message next."""
         first = self._state.peek()
@@ -436,7 +441,7 @@ class Receiver:
         Or it has taken a message, and a large message is the first only since.
         """
         self.wake()
-        if self.is_awaited and not self._ready:
+        if self.is_awaited and not self._resumed and not self._ready:
             self._want()
 
     def reserve(self, exchange: Exchange) -> Exchange:
@@ -476,9 +481,11 @@ class Receiver:
         Cancellation: nothing is lost, and nothing is written to the buffer afterwards.
         """
         self.has_memory = True
+        stands_behind = self.is_awaited or self._resumed > 0
         while True:
             try:
-                found = self._take_into(view)
+                found = None if stands_behind else self._take_into(view)
+                stands_behind = False
                 if isinstance(found, int):
                     return found
                 if found is None:

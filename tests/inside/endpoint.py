@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from aiordma import Connection, ConnectionEvents, Listener
 from aiordma._core import MessageState
 from aiordma.cm.address import Address
-from aiordma.endpoint import large, one_sided, slots
+from aiordma.endpoint import large, one_sided, receiving, slots
 from aiordma.endpoint.config import Plan
 from aiordma.endpoint.large import Exposer, LargeMessages
 from aiordma.endpoint.lease import Lease
@@ -265,6 +265,11 @@ def look_each(patch: pytest.MonkeyPatch, seconds: float) -> None:
 def read_in_chunks(patch: pytest.MonkeyPatch, size: int) -> None:
     """The most bytes that a READ asks for."""
     patch.setattr(large, "_READ_CHUNK", size)
+
+
+def copy_in_steps(patch: pytest.MonkeyPatch, size: int) -> None:
+    """The most bytes of a large message that are copied in a turn of the loop."""
+    patch.setattr(receiving, "_STEP", size)
 
 
 def attend(operations: Operations) -> None:
