@@ -150,7 +150,7 @@ static int copy_out(MessageState *self, char *at, uint32_t count)
     return 0;
 }
 
-/* Take a message in fragments, or in a landing, with bytes of its own; 0, or -1 and an exception. */
+/* Take a message in fragments, or in a landing, with bytes of its own; as `copy_out`. */
 int aio_arrivals_join(MessageState *self, Message *message)
 {
     uint32_t count;

@@ -20,7 +20,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, fields
 from typing import Any, Self, TypeVar
 
 from aiordma._core import (
@@ -38,9 +37,9 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.endpoint.config import ConnectionConfig, plan_of
 from aiordma.endpoint.events import ConnectionEvents, EventHub
-from aiordma.endpoint.large import LargeMessages, allow_landings, checks
+from aiordma.endpoint.large import LargeMessages, checks
 from aiordma.endpoint.lease import Lease, rights_of
-from aiordma.endpoint.link import COPIED_BYTES, Link
+from aiordma.endpoint.link import COPIED_BYTES, Link, allow_landings
 from aiordma.endpoint.one_sided import OneSided
 from aiordma.endpoint.outcome import (
     Outcome,
@@ -71,6 +70,7 @@ from aiordma.link import tally
 from aiordma.link.adapter_side import reason_of
 from aiordma.link.ending import Ending, LastSteps
 from aiordma.link.keepalive import Keepalive, loop_id
+from aiordma.link.tally import COUNTERS, ConnectionStats
 from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
@@ -83,7 +83,7 @@ from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.wc import WCRecord
 from aiordma.verbs.wr import SGE
 
-__all__ = ["Connection", "ConnectionStats"]
+__all__ = ["Connection"]
 
 _log = log_of("connection")
 _UNLIMITED = 1 << 60
@@ -93,21 +93,6 @@ _RAW_SILENCE = f"raw_{_SILENCE}"
 # Events after which the connection goes on.
 _NO_END = (EventType.ESTABLISHED, EventType.TIMEWAIT_EXIT, EventType.ADDR_CHANGE)
 
-
-@dataclass(slots=True)
-class ConnectionStats:
-    """Counters of a connection."""
-
-    messages_sent: int = 0
-    messages_received: int = 0
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-    atomics: int = 0
-
-
-_COUNTERS = tuple(field.name for field in fields(ConnectionStats))
 
 if sys.version_info >= (3, 12):
     from inspect import markcoroutinefunction
@@ -771,7 +756,7 @@ class Connection:
     def stats(self) -> ConnectionStats:
         """Counters of the connection, as they are now."""
         state = self._state
-        return ConnectionStats(**{name: getattr(state, name) for name in _COUNTERS})
+        return ConnectionStats(**{name: getattr(state, name) for name in COUNTERS})
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """A fact about the connection, by `name`; `default` for a name that is unknown.
@@ -829,7 +814,7 @@ class Connection:
             "device": link.context.name,
             "qpn": link.qp.num,
             "cause": None if cause is None else reason_of(cause),
-            **{name: getattr(state, name) for name in _COUNTERS},
+            **{name: getattr(state, name) for name in COUNTERS},
             "waiting_to_be_received": state.arrived,
             "waiting_to_be_sent": state.queued,
             "under_way": max(0, link.under_way),

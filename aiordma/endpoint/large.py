@@ -64,11 +64,11 @@ import functools
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from aiordma._core import LANDING_SIZE, LANDINGS, Message, MessageState
+from aiordma._core import Message
 from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.link import COPIED_BYTES, Link, lent, memory_log
+from aiordma.endpoint.link import COPIED_BYTES, Landings, Link, lent, memory_log
 from aiordma.endpoint.outcome import Outcome, stalled_error
 from aiordma.endpoint.receiving import Large, Receiver, Window
 from aiordma.endpoint.sending import Sender
@@ -94,11 +94,9 @@ from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
 
-__all__ = ["LANDING_SIZES", "Exposer", "Fetcher", "LargeMessages", "allow_landings", "checks"]
+__all__ = ["Exposer", "Fetcher", "LargeMessages", "checks"]
 
-#: Bytes of the landings, by their numbers; 0 is none.
-LANDING_SIZES = (0, *(LANDING_SIZE << 2 * number for number in range(LANDINGS)))
-_LANDS = Access.LOCAL_WRITE | Access.REMOTE_WRITE
+_T = TypeVar("_T")
 _COPIED = COPIED_BYTES
 _READ_CHUNK = 1 << 20
 _DEREGISTER_S = 5.0
@@ -710,11 +708,11 @@ class Fetcher:
     async def _registered(self, fetch: _Fetch, view: memoryview) -> MemoryRegion | None:
         """Register memory of the program, pin it and begin to read; None if it does not go."""
         link, size = self._link, fetch.length
-        memory = view[:size]
         try:
-            region = await link.buffers.memory.registered(
-                size, lambda: link.register(memory, Access.LOCAL_WRITE)
-            )
+            with view[:size] as memory:
+                region = await link.buffers.memory.registered(
+                    size, lambda: self._completed(size, link.register(memory, Access.LOCAL_WRITE))
+                )
         except ResourceClosedError:
             return None
         except OSError as exc:
@@ -740,14 +738,37 @@ class Fetcher:
         await fetch.filled
         if fetch.pending:
             return False  # the connection is over
-        if fetch.checksum is not None and await sum_of(region.view) != fetch.checksum:
-            self._link.fail(_damaged(fetch))
-            return False
+        if fetch.checksum is not None:
+            checksum = await self._completed(fetch.length, sum_of(region.view))
+            if checksum != fetch.checksum:
+                self._link.fail(_damaged(fetch))
+                return False
         self._link.buffers.unpin(region)
         region.close()
         with contextlib.suppress(TimeoutError):
             await region.wait_closed(_DEREGISTER_S)
         return True
+
+    async def _completed(self, size: int, step: Coroutine[Any, Any, _T]) -> _T:
+        """The result of a step; a cancellation waits for it, as a thread may use the memory."""
+        if size <= INLINE_BYTES:
+            return await step
+        task = self._link.loop.create_task(step)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            while not task.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait((task,))
+            if not task.cancelled() and task.exception() is None:
+                region = task.result()
+                if isinstance(region, MemoryRegion):
+                    region.close()
+                    await self._revoked(region)
+            raise
+        finally:
+            task.cancel()  # of a coroutine that is closed: no task takes the result
+            del task  # its exception has this frame: a cycle
 
     def _leave(self, fetch: _Fetch) -> None:
         """The task whose memory a message goes to leaves without it."""
@@ -860,65 +881,6 @@ class Fetcher:
         for task in tasks:
             task.cancel()
         return tasks
-
-
-class Landings:
-    """The landings of one connection, and its stage; they live as long as its queue pair.
-
-    Args:
-        link: The adapter's side.
-    """
-
-    __slots__ = ("_link",)
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-
-    def look(self) -> None:
-        """Make what C has found missing: a landing for the peer's messages, a stage for its own.
-
-        Without memory for it messages go as before, and later messages try again.
-        """
-        state = self._link.state
-        if wanted := state.landing_wanted:
-            state.landing_wanted = 0
-            self._offer(wanted)
-        size = LANDING_SIZES[state.peer_landing]
-        if state.stage_size < size and (made := self._registered(size, Access.LOCAL_WRITE)):
-            region, _ = made
-            state.set_stage(region.addr, region.lkey, size)
-
-    def _offer(self, wanted: int) -> None:
-        state = self._link.state
-        number = next(n for n, size in enumerate(LANDING_SIZES) if size >= wanted)
-        if made := self._registered(LANDING_SIZES[number], _LANDS):
-            region, view = made
-            self._link.note("has a landing of %d bytes", region.length, log=memory_log)
-            if not state.landing:
-                self._link.open_access(Access.REMOTE_WRITE)
-            self._link.check(state.land(number, region.addr, region.rkey, view))
-
-    def _registered(self, size: int, access: Access) -> tuple[MemoryRegion, memoryview] | None:
-        """Memory that is registered until the queue pair is gone; None if it cannot be had."""
-        buffers = self._link.buffers
-        if not buffers.account.try_take(AHEAD, size, keep=True):
-            return None
-        try:
-            region = MemoryRegion(self._link.pd, size, access)
-        except OSError:
-            buffers.account.give(size)
-            return None
-        buffers.pin(region)
-        view = region.view
-        region.close()  # when the pin has ended
-        return region, view
-
-
-def allow_landings(state: MessageState, config: ConnectionConfig, limit: int) -> None:
-    """Use landings from now on: both sides know them, and the peer takes up to `limit` bytes."""
-    threshold = min(config.rendezvous_threshold, LANDING_SIZES[-1])
-    state.written_size = min(threshold, limit)
-    state.landed_size = min(threshold, config.max_message_size)
 
 
 def checks(context: Context, config: ConnectionConfig) -> bool:

@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import mmap
 import random
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -87,14 +88,14 @@ def test_messages_of_all_sizes(run: Run, size: int, waits: bool) -> None:
     async def main() -> None:
         wire = await opened(dataclasses.replace(CONFIG, rendezvous_threshold=500))
         buffer = bytearray(b"\xee" * (size + 5))
+        receive: Awaitable[int] = wire.ends[1].recv_into(buffer)
         if waits:
-            receiving = asyncio.create_task(wire.ends[1].recv_into(buffer))
+            receive = asyncio.ensure_future(receive)
             await settle()
         sending = asyncio.create_task(wire.ends[0].send(some(size)))
         await wire.run()
-        if not waits:
-            receiving = asyncio.create_task(wire.ends[1].recv_into(buffer))
-            await wire.run()
+        receiving = asyncio.ensure_future(receive)
+        await wire.run()
         assert await receiving == size
         assert buffer == some(size) + b"\xee" * 5
         buffer.append(1)  # it is not exported any more
@@ -160,7 +161,9 @@ def test_a_buffer_that_is_too_small_takes_nothing(run: Run, size: int, ahead: bo
         await wire.run()
         for receiving in (first, wire.ends[1].recv_into(small), wire.ends[1].recv_into(small)):
             if receiving is not None:
-                with pytest.raises(MessageTooLargeError, match=f"{size} bytes, the buffer {size - 1}"):
+                with pytest.raises(
+                    MessageTooLargeError, match=f"{size} bytes, the buffer {size - 1}"
+                ):
                     await receiving
         assert small == bytes(size - 1)
         receive = asyncio.create_task(wire.ends[1].recv_into(buffer))
