@@ -57,8 +57,8 @@ from aiordma.errors import (
     TransportRetryError,
 )
 from aiordma.link.limits import ListenerLimits
-from aiordma.link.transport_socket import RdmaTransportSocket
 from aiordma.link.tally import ConnectionStats
+from aiordma.link.transport_socket import RdmaTransportSocket
 from aiordma.memory.byte_budget import set_large_message_budget
 from aiordma.memory.remote import RemoteRegion
 from aiordma.requests.served import Request, Requests

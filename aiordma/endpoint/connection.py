@@ -304,8 +304,8 @@ class Connection:
             TypeError: No buffer, or one of Python objects.
             ValueError: The buffer is empty or not contiguous.
             BufferError: It is read-only.
-            MessageTooLargeError: The message has more bytes than the buffer.  It stays the next
-                message, for a call with a larger buffer, or `recv`.
+            MessageTooLargeError: The message has more bytes, `size`, than the buffer.  It stays the
+                next message, for a call with a larger buffer, or `recv`.
             OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.  It stays the next, too.
             ConnectionEndedError, ResourceClosedError, ConnectionLostError: As `recv`.
 

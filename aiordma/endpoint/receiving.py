@@ -215,6 +215,14 @@ class _Kept:
         """As `slot_back`."""
 
 
+def _too_large(size: int, room: int) -> MessageTooLargeError:
+    hint = "receive it with a larger buffer, or by recv()"
+    text = f"the next message has {size} bytes, the buffer {room} ({hint})"
+    error = MessageTooLargeError(text)
+    error.hint, error.size = hint, size
+    return error
+
+
 class Receiver:
     """The receiving side of one connection.
 
@@ -511,10 +519,7 @@ class Receiver:
         large = self.large[0] if first is not None and first[0] is None and self.large else None
         size = state.take_into(view) if large is None else large.length
         if size is not None and size > len(view):
-            raise MessageTooLargeError(
-                f"the next message has {size} bytes, the buffer {len(view)}; receive it with a "
-                "larger buffer, or by recv()"
-            )
+            raise _too_large(size, len(view))
         if large is None and size is not None:
             self._taken(size)
         state.python = bool(self._over or self._lingering or self._waiters.places)

@@ -1,4 +1,4 @@
-"""Large messages into an array of numpy that is there already: `main([ROLE, ADDRESS, PORT, CHECK])`.
+"""Large messages into an array of numpy that is there: `main([ROLE, ADDRESS, PORT, CHECK])`.
 
 The client sends one buffer again and again; the server receives each message by `recv_into`, into
 the same array, and answers with the seconds that all took.  The client prints one JSON object:

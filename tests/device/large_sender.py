@@ -1,4 +1,4 @@
-"""A peer that sends a large message, and is killed meanwhile: `large_sender.py ADDRESS PORT SIZE`."""
+"""A peer that sends a large message until it is killed: `large_sender.py ADDRESS PORT SIZE`."""
 
 from __future__ import annotations
 
