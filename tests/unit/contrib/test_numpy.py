@@ -189,8 +189,9 @@ def test_out_has_to_fit(run: Run) -> None:
 @pytest.mark.parametrize(
     "array",
     [
-        [1, 2], np.float64(1), np.array([None]), np.zeros(2, [("a", "O")]), np.ma.array([1], mask=[True]),
-        np.zeros(3, "V0"), np.zeros(1, np.dtype([(("title", "a"), "i4")])),
+        [1, 2], np.float64(1), np.array([None]), np.zeros(2, [("a", "O")]),
+        np.ma.array([1], mask=[True]), np.zeros(3, "V0"),
+        np.zeros(1, np.dtype([(("title", "a"), "i4")])),
         np.zeros(1, [("a" * 70_000, "i4")]),
     ],
     ids=["list", "scalar", "objects", "field", "masked", "empty", "titles", "long"],
