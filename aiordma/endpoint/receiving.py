@@ -179,8 +179,8 @@ class Large:
         self.length: int = length
         self.lands: bool = lands
         self.message: Message | None = None
-        self.waits = True
-        self.taken = False
+        self.waits: bool = True
+        self.taken: bool = False
 
 
 class Fetches(Protocol):
@@ -254,7 +254,7 @@ class Receiver:
         self.large: deque[Large] = EMPTY
         self.fetcher: Fetches | None = None
         self.exchange: Exchange | None = None
-        self.has_memory = False
+        self.has_memory: bool = False
         self.window: Window = Window(link, config)
         self._state.receiver = self
 
