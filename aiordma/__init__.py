@@ -11,7 +11,7 @@ from aiordma.datagram.endpoint import create_datagram_endpoint
 from aiordma.datagram.transport import RdmaDatagramTransport
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connect import connect
-from aiordma.endpoint.connection import Connection, ConnectionStats
+from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.events import ConnectionEvents
 from aiordma.endpoint.lease import Lease
 from aiordma.endpoint.listener import ConnectRequest, Listener, listen
@@ -57,6 +57,7 @@ from aiordma.errors import (
     TransportRetryError,
 )
 from aiordma.link.limits import ListenerLimits
+from aiordma.link.tally import ConnectionStats
 from aiordma.link.transport_socket import RdmaTransportSocket
 from aiordma.memory.byte_budget import set_large_message_budget
 from aiordma.memory.remote import RemoteRegion

@@ -176,7 +176,13 @@ class NotSupportedError(RdmaOSError):
 
 
 class MessageTooLargeError(RdmaError, ValueError):
-    """The message is larger than the peer said it would take."""
+    """The message is larger than the peer said it would take, or than the buffer of `recv_into`.
+
+    Attributes:
+        size: Of `recv_into`: bytes of the message, which is still the next.
+    """
+
+    size: int = 0
 
 
 class ConnectionFailedError(RdmaError, ConnectionError):

@@ -110,29 +110,30 @@ static void give_back(MessageState *self, uint32_t slot)
     Py_XDECREF(told);
 }
 
-/*
- * Copy a message in fragments, or in a landing, and take it out of the ring; 0, or -1 with an
- * exception.  A peer may write to its landing meanwhile: the message is what was copied.
- */
-int aio_arrivals_join(MessageState *self, Message *message)
+/* Bytes of the oldest message, and its frames. */
+static uint64_t measure(const struct aio_message_state *m, uint32_t *frames)
 {
-    struct aio_message_state *m = &self->state;
     uint32_t count = 0;
     uint64_t length = 0;
-    uint16_t *slots;
-    PyObject *bytes;
-    char *at;
 
     do
         length += m->arrivals[(m->head + count) & m->arrival_mask].length;
     while (m->arrivals[(m->head + count++) & m->arrival_mask].more);
-    slots = aio_room_for(count, sizeof(*slots));
-    bytes = slots ? PyBytes_FromStringAndSize(NULL, (Py_ssize_t)length) : NULL;
-    if (!bytes) {
-        PyMem_Free(slots);
+    *frames = count;
+    return length;
+}
+
+/*
+ * Copy the oldest message, take it out of the ring, and give its slots back; 0, or -1 with an
+ * exception.  A peer may write to its landing meanwhile: the message is what was copied.
+ */
+static int copy_out(MessageState *self, char *at, uint32_t count)
+{
+    struct aio_message_state *m = &self->state;
+    uint16_t single, *slots = count > 1 ? aio_room_for(count, sizeof(*slots)) : &single;
+
+    if (!slots)
         return -1;
-    }
-    at = PyBytes_AsString(bytes);
     for (uint32_t i = 0; i < count; i++) {
         const struct aio_arrival *arrival = &m->arrivals[m->head++ & m->arrival_mask];
 
@@ -142,9 +143,53 @@ int aio_arrivals_join(MessageState *self, Message *message)
         slots[i] = arrival->slot;
     }
     m->inner -= count - 1;
-    aio_message_own(message, bytes);
     for (uint32_t i = 0; i < count; i++)
         give_back(self, slots[i]);
-    PyMem_Free(slots);
+    if (slots != &single)
+        PyMem_Free(slots);
     return 0;
+}
+
+/* Take a message in fragments, or in a landing, with bytes of its own; as `copy_out`. */
+int aio_arrivals_join(MessageState *self, Message *message)
+{
+    uint32_t count;
+    uint64_t length = measure(&self->state, &count);
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)length);
+
+    if (!bytes)
+        return -1;
+    if (copy_out(self, PyBytes_AsString(bytes), count)) {
+        Py_DECREF(bytes);
+        return -1;
+    }
+    aio_message_own(message, bytes);
+    return 0;
+}
+
+/*
+ * take_into(buffer): take the oldest message, unless it is large, with a copy of its bytes: their
+ * number.  If that exceeds the buffer, nothing was taken.  None if there is none.
+ */
+PyObject *aio_arrivals_take_into(PyObject *object, PyObject *buffer)
+{
+    MessageState *self = (MessageState *)object;
+    const struct aio_message_state *m = &self->state;
+    PyObject *told = NULL;
+    Py_buffer to;
+    uint32_t count;
+    uint64_t length;
+
+    if (PyObject_GetBuffer(buffer, &to, PyBUF_WRITABLE))
+        return NULL;
+    if (m->head == m->tail || m->arrivals[m->head & m->arrival_mask].large) {
+        told = Py_NewRef(Py_None);
+    } else {
+        length = measure(m, &count);
+        told = PyLong_FromUnsignedLongLong(length);
+        if (told && length <= (uint64_t)to.len && copy_out(self, to.buf, count))
+            replace(&told, NULL);
+    }
+    PyBuffer_Release(&to);
+    return told;
 }

@@ -536,6 +536,7 @@ PyObject *aio_sent(MessageState *self, int code);
 /* calls.c: take the oldest message, None or NULL; send the credits that are due */
 PyObject *aio_take_first(MessageState *self);
 int aio_arrivals_join(MessageState *self, Message *message);
+PyObject *aio_arrivals_take_into(PyObject *object, PyObject *buffer);
 void aio_give_credit(struct aio_message_state *m);
 
 /* arrivals.c: methods of MessageState */

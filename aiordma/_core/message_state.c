@@ -548,6 +548,8 @@ static PyMethodDef state_methods[] = {
      "Post the sends that wait for the end of the turn; 0 or an errno."},
     {"take", state_take, METH_NOARGS,
      "Take the oldest message out of the ring; None if there is none, or if it is large."},
+    {"take_into", aio_arrivals_take_into, METH_O,
+     "Take it by a copy into a buffer: its bytes; more than the buffer has if it was not taken."},
     {"peek", state_peek, METH_NOARGS, "The oldest arrival: slot, length, immediate; or None."},
     {"skip", state_skip, METH_NOARGS, "Take the oldest arrival out of the ring."},
     {"cut", aio_arrivals_cut, METH_O,

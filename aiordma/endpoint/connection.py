@@ -20,7 +20,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, fields
 from typing import Any, Self, TypeVar
 
 from aiordma._core import (
@@ -38,9 +37,9 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.endpoint.config import ConnectionConfig, plan_of
 from aiordma.endpoint.events import ConnectionEvents, EventHub
-from aiordma.endpoint.large import LargeMessages, allow_landings, checks
+from aiordma.endpoint.large import LargeMessages, checks
 from aiordma.endpoint.lease import Lease, rights_of
-from aiordma.endpoint.link import COPIED_BYTES, Link
+from aiordma.endpoint.link import COPIED_BYTES, Link, allow_landings
 from aiordma.endpoint.one_sided import OneSided
 from aiordma.endpoint.outcome import (
     Outcome,
@@ -72,6 +71,7 @@ from aiordma.link.adapter_side import reason_of
 from aiordma.link.ending import Ending, LastSteps
 from aiordma.link.keepalive import Keepalive, loop_id
 from aiordma.link.log_share import VIOLATIONS
+from aiordma.link.tally import COUNTERS, ConnectionStats
 from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
@@ -84,7 +84,7 @@ from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.wc import WCRecord
 from aiordma.verbs.wr import SGE
 
-__all__ = ["Connection", "ConnectionStats"]
+__all__ = ["Connection"]
 
 _log = log_of("connection")
 _UNLIMITED = 1 << 60
@@ -94,21 +94,6 @@ _RAW_SILENCE = f"raw_{_SILENCE}"
 # Events after which the connection goes on.
 _NO_END = (EventType.ESTABLISHED, EventType.TIMEWAIT_EXIT, EventType.ADDR_CHANGE)
 
-
-@dataclass(slots=True)
-class ConnectionStats:
-    """Counters of a connection."""
-
-    messages_sent: int = 0
-    messages_received: int = 0
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-    atomics: int = 0
-
-
-_COUNTERS = tuple(field.name for field in fields(ConnectionStats))
 
 if sys.version_info >= (3, 12):
     from inspect import markcoroutinefunction
@@ -294,6 +279,53 @@ class Connection:
         if self._carries_requests:
             raise _reserved("recv() and `async for`")
         return await self._receiver.recv()
+
+    async def recv_into(self, buffer: Buffer) -> int:
+        """Receive the next message into memory of the program, as `recv_into` of a socket.
+
+        Args:
+            buffer: Any writable, contiguous object with the buffer protocol, such as a bytearray, a
+                numpy array, an mmap or shared memory.  It has at least the bytes of the message,
+                and stays exported until the call ends: a bytearray cannot be resized.
+
+        Returns:
+            The bytes of the message, which begin at the start of the buffer; those behind keep
+            their value.  An immediate is not told.
+
+        A message of more than 256 KiB that was not fetched before is read by the adapter, right
+        into the buffer: nothing is copied.  Of other messages the bytes are copied once, and so are
+        all on iWARP (twice), and those for memory that cannot be registered, as that of a file may
+        be.  So from the first call on, the library does not fetch messages of more than 256 KiB
+        ahead, until `recv` takes one: the peer's `send` then waits for this call.
+
+        Several tasks may wait in `recv` and `recv_into`; they are served in the order in which they
+        began to.  While a task waits for the rest of a large message the others wait for the task.
+
+        Raises:
+            TypeError: No buffer, or one of Python objects.
+            ValueError: The buffer is empty or not contiguous.
+            BufferError: It is read-only.
+            MessageTooLargeError: The message has more bytes, `size`, than the buffer.  It stays the
+                next message, for a call with a larger buffer, or `recv`.
+            OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.  It stays the next, too.
+            ConnectionEndedError, ResourceClosedError, ConnectionLostError: As `recv`.
+
+        After an exception anything may be in the buffer, but nothing is written to it any more.
+
+        Cancellation: no message is lost; a large message is read anew for the next call.  READs
+        that write to the buffer are waited for.  If they have not ended after
+        `config.fetch_timeout_s`, the connection is given up, and its end is waited for, a minute at
+        most; should the kernel not have ended it then, the buffer stays exported.
+        """
+        self._check_loop()
+        if self._carries_requests:
+            raise _reserved("recv_into()")
+        view = bytes_of("the buffer", buffer, writable=True)
+        with view:
+            if not view:
+                msg = "the buffer is empty: an empty message needs room for a byte, too"
+                raise ValueError(msg)
+            return await self._receiver.recv_into(view)
 
     def __aiter__(self) -> Messages:
         return self._state.messages(self)
@@ -725,7 +757,7 @@ class Connection:
     def stats(self) -> ConnectionStats:
         """Counters of the connection, as they are now."""
         state = self._state
-        return ConnectionStats(**{name: getattr(state, name) for name in _COUNTERS})
+        return ConnectionStats(**{name: getattr(state, name) for name in COUNTERS})
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """A fact about the connection, by `name`; `default` for a name that is unknown.
@@ -783,7 +815,7 @@ class Connection:
             "device": link.context.name,
             "qpn": link.qp.num,
             "cause": None if cause is None else reason_of(cause),
-            **{name: getattr(state, name) for name in _COUNTERS},
+            **{name: getattr(state, name) for name in COUNTERS},
             "waiting_to_be_received": state.arrived,
             "waiting_to_be_sent": state.queued,
             "under_way": max(0, link.under_way),

@@ -22,6 +22,12 @@ Theory of operation
     registered: to register memory and to deregister it takes longer than to copy so many bytes.
     Such a buffer only ever held messages to this peer.
 
+    The program may name the memory of a message of more than `_COPIED` bytes (`recv_into`), which
+    is registered for this message alone, and without a right of the peer.  Then the READs go there,
+    and no byte is copied.  From the first `recv_into` on the library fetches no such message ahead.
+    Before the call ends, also by a cancellation, the memory is deregistered, which waits for the
+    READs under way.  DONE follows as the last step; so until then the message can be read anew.
+
     Cancelling a send ends the wait.  The exposure, and with it the caller's buffer, stays until
     DONE arrives or the queue pair is gone: the peer may be reading.
 
@@ -58,306 +64,43 @@ import functools
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
-from aiordma._core import LANDING_SIZE, LANDINGS, Message, MessageState
+from aiordma._core import Message
 from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.link import COPIED_BYTES, Link, lent, memory_log
-from aiordma.endpoint.outcome import Outcome, stalled_error
-from aiordma.endpoint.receiving import Large, Receiver, Window
-from aiordma.endpoint.sending import Sender
+from aiordma.endpoint.link import COPIED_BYTES, Landings, Link, memory_log
+from aiordma.endpoint.outcome import Outcome
+from aiordma.endpoint.receiving import Large, Receiver
+from aiordma.endpoint.sending import Exposer, Sender
 from aiordma.endpoint.wire import CHECKSUM, RENDEZVOUS, FrameKind, Hello, protocol_error
 from aiordma.errors import (
     MessageDamagedError,
-    MessageTooLargeError,
     RdmaTimeoutError,
     ResourceClosedError,
 )
 from aiordma.link.buffers import settled, sum_of
 from aiordma.loop import background
-from aiordma.loop.credits import Credits
 from aiordma.loop.empty import EMPTY
-from aiordma.loop.limit import Limit
 from aiordma.loop.timers import Timer, call_later, now
-from aiordma.loop.wait_line import WaitLine
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.byte_budget import AHEAD, HELD
-from aiordma.memory.large_memory import Turn
 from aiordma.memory.pool import room_of
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
 
-__all__ = ["LANDING_SIZES", "Exposer", "Fetcher", "LargeMessages", "allow_landings", "checks"]
+__all__ = ["Fetcher", "LargeMessages", "checks"]
 
-#: Bytes of the landings, by their numbers; 0 is none.
-LANDING_SIZES = (0, *(LANDING_SIZE << 2 * number for number in range(LANDINGS)))
-_LANDS = Access.LOCAL_WRITE | Access.REMOTE_WRITE
+_T = TypeVar("_T")
 _COPIED = COPIED_BYTES
 _READ_CHUNK = 1 << 20
 _DEREGISTER_S = 5.0
+# Seconds for the end of a connection whose adapter writes to memory of the program.
+_REVOKE_S = 60.0
 # The rate is an average over `_LOOKS` looks, however much time they take: if the loop is late, its
 # looks are far apart, and each finds all bytes that have arrived since the look before.
 _LOOK_S = 1.0
 _LOOKS = 3
-
-
-class _Exposure(NamedTuple):
-    region: MemoryRegion
-    done: asyncio.Future[None]
-    turn: Turn
-    copied: bool
-
-
-class Exposer:
-    """The sending side.
-
-    Attributes:
-        limit: Bytes of the largest message that the peer takes.
-        sums: Whether the peer has asked for checksums.
-        places: Exposures that may be open at a time.
-        window: Those of them that are free.
-    """
-
-    __slots__ = (
-        "_allowed", "_config", "_drainers", "_exposures", "_link", "_most", "_next", "_order",
-        "_outcome", "_receives", "_sender", "limit", "places", "sums", "window",
-    )  # fmt: skip
-
-    places: int
-
-    def __init__(
-        self,
-        link: Link,
-        sender: Sender,
-        outcome: Outcome,
-        config: ConnectionConfig,
-        receives: Window,
-    ) -> None:
-        self._link = link
-        self._sender = sender
-        self._outcome = outcome
-        self._config = config
-        self._allowed = False  # whether the queue pair allows reads
-        self._exposures: dict[int, _Exposure] = {}
-        self._next = 1
-        self._drainers: WaitLine[None] = WaitLine()
-        self.limit: int = config.slot_size if config.raw else 0
-        self.sums: bool = False
-        self.window: Credits = Credits(config.rendezvous_window)
-        self._order: Credits = Credits(1)
-        self._receives = receives
-        self._most = self.places = 0
-
-    def __len__(self) -> int:
-        """Exposures that are open."""
-        return len(self._exposures)
-
-    async def send(self, payload: memoryview, imm: int | None) -> None:
-        """Send a message that does not fit into a slot; returns when the peer has read all of it.
-
-        Raises:
-            MessageTooLargeError: The peer takes no message of this size; nothing was sent.
-            OSError: The buffer cannot be registered.
-            ConnectionLostError, ResourceClosedError: The connection is over.
-            TimeoutError: The peer took nothing for `config.stall_timeout_s`.
-
-        Cancellation: the peer may still receive the message; a buffer that was not copied stays
-        exported until the peer has read it or the connection is gone.
-        """
-        self._outcome.require_open()
-        size = payload.nbytes
-        self.check_size(size)
-        patience = self._config.stall_timeout_s
-        try:
-            with Limit(patience):
-                await self._exposed(payload, imm)
-        except RdmaTimeoutError:
-            raise
-        except TimeoutError as exc:
-            assert patience is not None
-            raise stalled_error(patience) from exc
-        except ResourceClosedError:  # an object of the adapter; the connection may be lost
-            if self._outcome.cause is None:
-                raise
-            raise self._outcome.failure() from None
-        self._link.state.messages_sent += 1
-        self._link.state.bytes_sent += size
-
-    def check_size(self, size: int) -> None:
-        """Raise MessageTooLargeError if the peer takes no message of this size."""
-        if size <= self.limit:
-            return
-        if self._config.raw:
-            text, hint = "a raw connection", "send it in pieces, or raise slot_size on both sides"
-        else:
-            text, hint = "the peer", MessageTooLargeError.hint
-        text = f"{text} takes messages up to {self.limit} bytes, this has {size} ({hint})"
-        error = MessageTooLargeError(text)
-        error.hint = hint
-        raise error
-
-    async def _exposed(self, payload: memoryview, imm: int | None) -> None:
-        state = self._link.state
-        state.large_waiting += 1  # a later message does not go past it in fragments
-        try:
-            if not self._order.try_acquire():
-                await self._order.acquire()
-            try:
-                exposure = await self._announced(payload, imm)
-            finally:
-                self._order.release()
-        finally:
-            state.large_waiting -= 1
-        region, done = exposure.region, exposure.done
-        try:
-            await done
-        finally:
-            del done, exposure  # a cycle: the traceback of its exception has this frame
-            if payload.nbytes > _COPIED:
-                # The region is deregistered when it is not pinned any more: with DONE, or with the
-                # queue pair.
-                region.close()
-        if payload.nbytes > INLINE_BYTES:
-            # The message has arrived; a deregistration that takes long goes on without the caller.
-            with contextlib.suppress(TimeoutError):
-                await region.wait_closed(_DEREGISTER_S)
-
-    async def _announced(self, payload: memoryview, imm: int | None) -> _Exposure:
-        """Expose a message, and announce it; a single one at a time, so that they keep their order.
-
-        Memory of more than 1 MiB is registered in a thread: a later message would be ready first.
-        """
-        if not self.window.try_acquire():
-            if self.places < self._most:
-                self._widen()
-            await self.window.acquire()
-        size = payload.nbytes
-        copied = size <= _COPIED
-        room = room_of(size) if copied else size
-        buffers = self._link.buffers
-        try:
-            turn = await buffers.memory.turn(room, self)
-        except BaseException:
-            self.window.release()
-            raise
-        try:
-            if copied:
-                region = await buffers.outgoing.take(size)
-                region.view[:size] = payload
-            else:
-                region = await buffers.memory.registered(
-                    room, lambda: self._link.register(lent(payload), Access.REMOTE_READ)
-                )
-        except BaseException:
-            self._over(turn)
-            raise
-        try:
-            return await self._opened(size, imm, region, turn, copied=copied)
-        except BaseException:
-            if not copied:
-                region.close()
-            raise
-
-    async def _opened(
-        self, length: int, imm: int | None, region: MemoryRegion, turn: Turn, *, copied: bool
-    ) -> _Exposure:
-        """Open the exposure of a region, and announce it."""
-        try:
-            self._link.buffers.pin(region)
-        except BaseException:  # closed meanwhile
-            if copied:
-                self._link.buffers.outgoing.give(region)
-            self._over(turn)
-            raise
-        number = self._next
-        self._next = number % 0xFFFFFFFF + 1
-        if not self._allowed:
-            self._allowed = True
-            self._link.open_access(Access.REMOTE_READ)
-        exposure = _Exposure(region, self._link.loop.create_future(), turn, copied=copied)
-        self._exposures[number] = exposure
-        try:
-            head = RENDEZVOUS.pack(region.addr, region.rkey, number)
-            if self.sums:
-                head += CHECKSUM.pack(await sum_of(region.view[:length]))
-            await self._sender.rendezvous(head, imm, length)
-        except BaseException:
-            # Not announced; but the peer may have the key of the buffer from an earlier message.
-            self._withdraw(number, keep=False)
-            raise
-        return exposure
-
-    def agree(self, hello: Hello) -> None:
-        """Take the peer's numbers; before the first send."""
-        self.limit = hello.max_message_kib * 1024
-        self.sums = hello.asks_checksums
-        self._most = min(self._config.rendezvous_window, hello.rendezvous_window)
-        self.places = min(self._most, self._receives.answers)
-        if self.places != self.window.free:
-            self.window = Credits(self.places)
-
-    def _widen(self) -> None:
-        """Have more exposures at a time, as far as there are receives for their answers."""
-        places = min(self._most, self._receives.expect(self._most, self._widen))
-        if places > self.places:
-            more, self.places = places - self.places, places
-            self.window.release(more)
-
-    async def drained(self) -> None:
-        """Wait until no exposure is open."""
-        while self._exposures:
-            await self._drainers.wait()
-
-    def _wake_drainers(self) -> None:
-        if self._drainers.places and not self._exposures:
-            self._drainers.grant_all(None)
-
-    def _withdraw(self, number: int, *, keep: bool = True) -> None:
-        exposure = self._exposures.pop(number, None)
-        if exposure is None:
-            # The connection broke meanwhile: the link unpins the region when the queue pair is
-            # gone, and its pool is closed.
-            return
-        self._link.buffers.unpin(exposure.region)
-        if exposure.copied:
-            pool = self._link.buffers.outgoing
-            (pool.give if keep else pool.drop)(exposure.region)
-        self._over(exposure.turn)
-        self._wake_drainers()
-
-    def _over(self, turn: Turn) -> None:
-        """End a message's turn, and its place among the exposures."""
-        self._link.buffers.memory.over(turn)
-        self.window.release()
-
-    def on_done(self, number: int, flags: int) -> None:
-        """Take the peer's DONE: it has read a message."""
-        exposure = self._exposures.get(number)
-        if exposure is None or flags:
-            why = "not open" if exposure is None else f"flags {flags:#x}"
-            self._link.fail(protocol_error(f"the peer answered exchange {number}: {why}"))
-            return
-        self._withdraw(number)
-        if not exposure.done.done():
-            exposure.done.set_result(None)
-
-    def refuse(self, failure: Callable[[], BaseException]) -> None:
-        """Have calls that wait for their turn raise the exception that `failure` makes."""
-        self._order.fail(failure)
-        self.window.fail(failure)
-        self._link.buffers.memory.refuse(self, failure)
-
-    def fail(self, failure: Callable[[], BaseException]) -> None:
-        """Have all calls raise the exception that `failure` makes: the connection is over."""
-        self.refuse(failure)
-        for number in list(self._exposures):
-            exposure = self._exposures.pop(number)
-            self._link.buffers.memory.over(exposure.turn)
-            if not exposure.done.done():
-                exposure.done.set_exception(failure())
-                exposure.done.exception()
-        self._wake_drainers()
 
 
 def _check_progress(fetcher: weakref.ref[Fetcher]) -> None:
@@ -379,8 +122,8 @@ class _Fetch:
     """A large message that is announced, or is being read."""
 
     __slots__ = (
-        "asked", "checksum", "copy", "imm", "large", "length", "number", "pending", "region",
-        "remote", "share",
+        "asked", "checksum", "copy", "filled", "imm", "large", "left", "length", "number",
+        "pending", "region", "remote", "share",
     )  # fmt: skip
 
     region: MemoryRegion  # set when it is begun
@@ -392,8 +135,10 @@ class _Fetch:
         remote: tuple[int, int],
         number: int,
         checksum: int | None,
+        *,
+        lands: bool,
     ) -> None:
-        self.large = Large()
+        self.large = Large(length, lands=lands)
         self.length = length
         self.imm = imm
         self.remote = remote
@@ -403,6 +148,13 @@ class _Fetch:
         self.pending = 0  # of these READs
         self.copy = False  # whether the message has to be a copy
         self.share = _Share(room_of(length))
+        self.filled: asyncio.Future[None] | None = None  # of a task whose memory is being filled
+        self.left = False  # that task has left
+
+
+def _damaged(fetch: _Fetch) -> MessageDamagedError:
+    text = f"a message of {fetch.length} bytes does not match its checksum"
+    return MessageDamagedError(errno.EBADMSG, text)
 
 
 class Fetcher:
@@ -418,7 +170,8 @@ class Fetcher:
     """
 
     __slots__ = (
-        "__weakref__", "_arrived", "_checked", "_config", "_fetches", "_held", "_link", "_looks",
+        "__weakref__", "_arrived", "_checked", "_config", "_fetches", "_filling", "_held", "_link",
+        "_looks",
         "_numbers", "_pieces", "_progress", "_reading", "_receiver", "_sender", "_stopped",
         "_tasks", "_timer", "_untaken", "_waiting",
     )  # fmt: skip
@@ -444,6 +197,7 @@ class Fetcher:
         self._fetches: list[int] = []  # exchanges without DONE; at most the window
         self._tasks: list[asyncio.Task[None]] = []
         self._waiting: deque[_Fetch] = EMPTY
+        self._filling: _Fetch | None = None  # it goes to memory of the program
         # Of messages that are being fetched, or fetched and not taken by the program.  Not the
         # messages themselves, which lead back to this.
         self._untaken: deque[_Share] = deque()
@@ -473,7 +227,8 @@ class Fetcher:
             self._violation("announced more large messages than it may")
             return
         self._fetches.append(number)
-        fetch = _Fetch(length, imm, (addr, rkey), number, checksum)
+        lands = length > _COPIED and not self._link.buffers.in_the_open
+        fetch = _Fetch(length, imm, (addr, rkey), number, checksum, lands=lands)
         self._receiver.announced(fetch.large)
         if self._waiting is EMPTY:
             self._waiting = deque()
@@ -490,23 +245,33 @@ class Fetcher:
         The program takes messages in that order: a later message that slipped into the room would
         keep it until an earlier message has been read, which waits for room.
         """
-        while self._waiting:
+        while self._waiting and self._filling is None:
             fetch = self._waiting[0]
             room = fetch.share.room
             buffers = self._link.buffers
             region = None
-            if self._held + room <= self._config.receive_buffer_size:
+            is_next = self._receiver.is_next(fetch.large)
+            if fetch.large.lands and self._receiver.has_memory:
+                if is_next and self._receiver.asks_memory:
+                    self._receiver.wake()
+                    return
+                ahead = False
+            elif self._held + room <= self._config.receive_buffer_size:
                 region = buffers.pool.take_kept(fetch.length)  # with its share
                 ahead = region is not None or buffers.account.try_take(AHEAD, room)
             else:
                 ahead = False
             if not ahead:
-                if not self._receiver.is_next(fetch.large):
+                if not is_next:
                     return  # nor is any read started after the end of the connection
                 if not (wanted or self._receiver.is_awaited):
                     return
             self._waiting.popleft()
-            self._untaken.append(fetch.share)
+            fetch.large.waits = False
+            if is_next:  # before those that were fetched ahead while a task had it
+                self._untaken.appendleft(fetch.share)
+            else:
+                self._untaken.append(fetch.share)
             self._held += room
             if region is not None:
                 self._read(fetch, region)
@@ -575,9 +340,16 @@ class Fetcher:
         fetch.pending -= 1
         if self._reading:
             self._post()  # before the work for this message: the adapter goes on meanwhile
+        if fetch.left:
+            if not fetch.pending:
+                self._let_go(fetch)
+            return
         if not fetch.pending and fetch.asked == fetch.length and not self._stopped:
             self._looks = 0  # the rate counts anew: this message has used its share of the memory
-            self._settle(fetch)
+            if fetch.filled is None:
+                self._settle(fetch)
+            elif not fetch.filled.done():
+                fetch.filled.set_result(None)
 
     def _settle(self, fetch: _Fetch) -> None:
         """Check and copy a message that has arrived, as far as it needs that, and deliver it."""
@@ -600,8 +372,7 @@ class Fetcher:
 
     def _deliver(self, fetch: _Fetch, view: memoryview, checksum: int) -> None:
         if fetch.checksum is not None and fetch.checksum != checksum:
-            text = f"a message of {fetch.length} bytes does not match its checksum"
-            raise MessageDamagedError(errno.EBADMSG, text)
+            raise _damaged(fetch)
         buffers, region, room = self._link.buffers, fetch.region, fetch.share.room
         buffers.unpin(region)
         self._fetches.remove(fetch.number)
@@ -623,6 +394,160 @@ class Fetcher:
         self._link.buffers.account.give(share.room, share.part)
         if self._waiting:
             self._admit()
+
+    # Into memory of the program
+
+    async def read_into(self, large: Large, view: memoryview) -> bool:
+        """Read the next message into memory of the program.
+
+        Args:
+            large: The message, which was not begun.
+            view: The memory; it has room.
+
+        Returns:
+            Whether it is there, and taken.  If not, the connection is over, or the memory cannot
+            be registered, and the message is to be copied: look again.
+
+        Raises:
+            OSError: ENOMEM, too much memory is registered; the message stays the next.
+
+        Cancellation: the message stays the next, and is read anew.  The call ends when the memory
+        is deregistered: READs under way have `fetch_timeout_s`, and end with the connection then.
+        """
+        fetch = self._waiting.popleft()
+        assert fetch.large is large
+        large.waits, large.taken = False, True
+        self._filling = fetch
+        region: MemoryRegion | None = None
+        whole = False
+        try:
+            region = await self._registered(fetch, view)
+            if region is not None:
+                whole = await self._filled(fetch, region)
+        except BaseException as exc:
+            self._leave(fetch)
+            if region is not None and not isinstance(exc, GeneratorExit):
+                await self._revoked(region)
+            raise
+        if not whole or self._stopped or not self._receiver.is_next(large):
+            self._leave(fetch)
+            if region is not None:
+                await self._revoked(region)
+            return False
+        # No wait from here on: the message is taken, or it is not.
+        self._filling = None
+        self._fetches.remove(fetch.number)
+        self._sender.control(FrameKind.DONE, fetch.number)
+        self._receiver.took(large)
+        self._admit()
+        return True
+
+    async def _registered(self, fetch: _Fetch, view: memoryview) -> MemoryRegion | None:
+        """Register memory of the program, pin it and begin to read; None if it does not go."""
+        link, size = self._link, fetch.length
+        try:
+            with view[:size] as memory:
+                region = await link.buffers.memory.registered(
+                    size, lambda: self._completed(size, link.register(memory, Access.LOCAL_WRITE))
+                )
+        except ResourceClosedError:
+            return None
+        except OSError as exc:
+            if exc.errno == errno.ENOMEM:
+                raise
+            # Memory of a file, or of another device: `ibv_reg_mr(3)` does not take all.
+            link.note("copies a large message: %s", exc, log=memory_log)
+            fetch.large.lands = False
+            return None
+        if self._stopped or link.closed or not self._receiver.is_next(fetch.large):
+            region.close()
+            return None
+        link.buffers.pin(region)
+        fetch.region = region
+        fetch.filled = link.loop.create_future()
+        self._reading.append(fetch)
+        self._post()
+        return region
+
+    async def _filled(self, fetch: _Fetch, region: MemoryRegion) -> bool:
+        """Wait for all of a message, check it, and deregister the memory; False if it is over."""
+        assert fetch.filled is not None
+        await fetch.filled
+        if fetch.pending:
+            return False  # the connection is over
+        if fetch.checksum is not None:
+            checksum = await self._completed(fetch.length, sum_of(region.view))
+            if checksum != fetch.checksum:
+                self._link.fail(_damaged(fetch))
+                return False
+        self._link.buffers.unpin(region)
+        region.close()
+        with contextlib.suppress(TimeoutError):
+            await region.wait_closed(_DEREGISTER_S)
+        return True
+
+    async def _completed(self, size: int, step: Coroutine[Any, Any, _T]) -> _T:
+        """The result of a step; a cancellation waits for it, as a thread may use the memory."""
+        if size <= INLINE_BYTES:
+            return await step
+        task = self._link.loop.create_task(step)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            while not task.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait((task,))
+            if not task.cancelled() and task.exception() is None:
+                region = task.result()
+                if isinstance(region, MemoryRegion):
+                    region.close()
+                    await self._revoked(region)
+            raise
+        finally:
+            task.cancel()  # of a coroutine that is closed: no task takes the result
+            del task  # its exception has this frame: a cycle
+
+    def _leave(self, fetch: _Fetch) -> None:
+        """The task whose memory a message goes to leaves without it."""
+        fetch.left = True
+        if fetch in self._reading:
+            self._reading.remove(fetch)
+        if fetch.filled is not None:
+            fetch.region.close()  # when it is not pinned any more
+        if not fetch.pending:
+            self._let_go(fetch)
+
+    def _let_go(self, fetch: _Fetch) -> None:
+        """No READ writes to the memory of the task that has left: have the message read anew."""
+        if fetch.filled is not None:
+            self._link.buffers.unpin(fetch.region)
+        if self._stopped or self._link.failure is not None:
+            return  # it is not delivered
+        fetch.filled, fetch.left, fetch.asked = None, False, 0
+        self._filling = None
+        fetch.large.waits, fetch.large.taken = True, False
+        self._waiting.appendleft(fetch)
+        self._receiver.left()
+        self._admit()
+
+    async def _revoked(self, region: MemoryRegion) -> None:
+        """Wait until no adapter can write to memory of the program, whatever cancels the task."""
+        seconds = self._config.fetch_timeout_s
+        for last in (False, True):
+            end = now() + seconds
+            while True:
+                try:
+                    await region.wait_closed(max(end - now(), 0.001))
+                except asyncio.CancelledError:
+                    continue  # it is on its way out already
+                except TimeoutError:
+                    break
+                except (OSError, MemoryError):
+                    return  # logged, and the memory is kept for good
+                return
+            if not last:
+                self._give_up("READs into the buffer of a recv_into() that was left do not end")
+                seconds = _REVOKE_S
 
     # Progress
 
@@ -648,7 +573,7 @@ class Fetcher:
 
     def _is_too_slow(self) -> bool:
         """Whether messages arrive below the minimum rate while another source waits for memory."""
-        if not self._link.buffers.account.is_pressed():
+        if not self._held or not self._link.buffers.account.is_pressed():
             self._looks = 0
             return False
         self._looks += 1
@@ -686,69 +611,13 @@ class Fetcher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        filling = self._filling
+        if filling is not None and filling.filled is not None and not filling.filled.done():
+            filling.filled.set_result(None)
         tasks = self._tasks[:]
         for task in tasks:
             task.cancel()
         return tasks
-
-
-class Landings:
-    """The landings of one connection, and its stage; they live as long as its queue pair.
-
-    Args:
-        link: The adapter's side.
-    """
-
-    __slots__ = ("_link",)
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-
-    def look(self) -> None:
-        """Make what C has found missing: a landing for the peer's messages, a stage for its own.
-
-        Without memory for it messages go as before, and later messages try again.
-        """
-        state = self._link.state
-        if wanted := state.landing_wanted:
-            state.landing_wanted = 0
-            self._offer(wanted)
-        size = LANDING_SIZES[state.peer_landing]
-        if state.stage_size < size and (made := self._registered(size, Access.LOCAL_WRITE)):
-            region, _ = made
-            state.set_stage(region.addr, region.lkey, size)
-
-    def _offer(self, wanted: int) -> None:
-        state = self._link.state
-        number = next(n for n, size in enumerate(LANDING_SIZES) if size >= wanted)
-        if made := self._registered(LANDING_SIZES[number], _LANDS):
-            region, view = made
-            self._link.note("has a landing of %d bytes", region.length, log=memory_log)
-            if not state.landing:
-                self._link.open_access(Access.REMOTE_WRITE)
-            self._link.check(state.land(number, region.addr, region.rkey, view))
-
-    def _registered(self, size: int, access: Access) -> tuple[MemoryRegion, memoryview] | None:
-        """Memory that is registered until the queue pair is gone; None if it cannot be had."""
-        buffers = self._link.buffers
-        if not buffers.account.try_take(AHEAD, size, keep=True):
-            return None
-        try:
-            region = MemoryRegion(self._link.pd, size, access)
-        except OSError:
-            buffers.account.give(size)
-            return None
-        buffers.pin(region)
-        view = region.view
-        region.close()  # when the pin has ended
-        return region, view
-
-
-def allow_landings(state: MessageState, config: ConnectionConfig, limit: int) -> None:
-    """Use landings from now on: both sides know them, and the peer takes up to `limit` bytes."""
-    threshold = min(config.rendezvous_threshold, LANDING_SIZES[-1])
-    state.written_size = min(threshold, limit)
-    state.landed_size = min(threshold, config.max_message_size)
 
 
 def checks(context: Context, config: ConnectionConfig) -> bool:

@@ -8,7 +8,7 @@ Theory of operation
 
     Slots lie in arenas that outlive the queue pair by construction (Resource).  `endpoint.slots`
     decides whether slots and completion queue are shared; `link.buffers` has the memory of large
-    messages.
+    messages.  `Landings` is the memory that the peer writes messages to (`endpoint.large`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from aiordma._core import (
+    LANDING_SIZE,
+    LANDINGS,
     SUB_OPERATE,
     SUB_READ,
     SUB_RECV,
@@ -35,6 +37,7 @@ from aiordma.link.adapter_side import AdapterSide, Closing, Owner
 from aiordma.link.buffers import Buffers
 from aiordma.logs import Log, log_of
 from aiordma.loop.workers import call_blocking
+from aiordma.memory.byte_budget import AHEAD
 from aiordma.memory.elastic import ElasticArena
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access, QPAttrMask, SendFlags
@@ -43,7 +46,9 @@ from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QueuePair
 from aiordma.verbs.wc import WCRecord
 
-__all__ = ["COPIED_BYTES", "Link", "lent", "memory_log"]
+__all__ = [
+    "COPIED_BYTES", "LANDING_SIZES", "Landings", "Link", "allow_landings", "lent", "memory_log",
+]  # fmt: skip
 
 #: Of memory that comes with traffic.
 memory_log: Log = log_of("memory")
@@ -54,6 +59,9 @@ _SOLICITED = int(SendFlags.SOLICITED)
 _RIGHTS = (int(Access.REMOTE_READ), int(Access.REMOTE_WRITE), int(Access.REMOTE_ATOMIC))
 #: Larger messages are read out of the program's own buffer, which is registered for it.
 COPIED_BYTES = 1 << 18
+#: Bytes of the landings, by their numbers; 0 is none.
+LANDING_SIZES = (0, *(LANDING_SIZE << 2 * number for number in range(LANDINGS)))
+_LANDS = Access.LOCAL_WRITE | Access.REMOTE_WRITE
 
 
 def lent(view: memoryview) -> memoryview | Loan:
@@ -401,3 +409,62 @@ class Link(AdapterSide):
         parts = self.slots.close(self.qp)
         self.buffers.close(self.qp)
         return parts
+
+
+class Landings:
+    """The landings of one connection, and its stage; they live as long as its queue pair.
+
+    Args:
+        link: The adapter's side.
+    """
+
+    __slots__ = ("_link",)
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def look(self) -> None:
+        """Make what C has found missing: a landing for the peer's messages, a stage for its own.
+
+        Without memory for it messages go as before, and later messages try again.
+        """
+        state = self._link.state
+        if wanted := state.landing_wanted:
+            state.landing_wanted = 0
+            self._offer(wanted)
+        size = LANDING_SIZES[state.peer_landing]
+        if state.stage_size < size and (made := self._registered(size, Access.LOCAL_WRITE)):
+            region, _ = made
+            state.set_stage(region.addr, region.lkey, size)
+
+    def _offer(self, wanted: int) -> None:
+        state = self._link.state
+        number = next(n for n, size in enumerate(LANDING_SIZES) if size >= wanted)
+        if made := self._registered(LANDING_SIZES[number], _LANDS):
+            region, view = made
+            self._link.note("has a landing of %d bytes", region.length, log=memory_log)
+            if not state.landing:
+                self._link.open_access(Access.REMOTE_WRITE)
+            self._link.check(state.land(number, region.addr, region.rkey, view))
+
+    def _registered(self, size: int, access: Access) -> tuple[MemoryRegion, memoryview] | None:
+        """Memory that is registered until the queue pair is gone; None if it cannot be had."""
+        buffers = self._link.buffers
+        if not buffers.account.try_take(AHEAD, size, keep=True):
+            return None
+        try:
+            region = MemoryRegion(self._link.pd, size, access)
+        except OSError:
+            buffers.account.give(size)
+            return None
+        buffers.pin(region)
+        view = region.view
+        region.close()  # when the pin has ended
+        return region, view
+
+
+def allow_landings(state: MessageState, config: ConnectionConfig, limit: int) -> None:
+    """Use landings from now on: both sides know them, and the peer takes up to `limit` bytes."""
+    threshold = min(config.rendezvous_threshold, LANDING_SIZES[-1])
+    state.written_size = min(threshold, limit)
+    state.landed_size = min(threshold, config.max_message_size)

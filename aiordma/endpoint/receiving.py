@@ -17,6 +17,12 @@ Theory of operation
     first task that waits is resumed by the drain that brought the message (`Parked`); others stand
     in line behind it, and as many are resumed at once as there are messages for.
 
+    A task in `recv_into` stands in the same line.  It copies a message out of the slots or the
+    landing, without an object.  A large message that was not begun it takes for itself: the READs
+    go to the program's buffer (`Fetches.read_into`), and meanwhile no other task gets a message.
+    The message stays in the ring until all of it is there, so that a canceled task leaves it to the
+    next.
+
     Credits, and the frames that carry them to the peer, are the protocol's (`_core/message.c`).
     `Window` is the policy: the window begins small, grows when the peer has used up its credits,
     and shrinks when other connections wait for slots and this connection has more than its share.
@@ -31,6 +37,7 @@ Theory of operation
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
@@ -38,11 +45,17 @@ from typing import Protocol
 from aiordma._core import Message, MessageState
 from aiordma.endpoint.config import CONTROL_SLOTS, MIN_WINDOW, ConnectionConfig
 from aiordma.endpoint.link import COPIED_BYTES, Link, memory_log
+from aiordma.errors import MessageTooLargeError
 from aiordma.loop.empty import EMPTY
 from aiordma.loop.wait_line import WaitLine
 from aiordma.requests.exchange import Exchange
 
 __all__ = ["Large", "Receiver", "Window"]
+
+#: Size of the place in line of a task that has memory for the message.
+_INTO = 0
+#: Bytes of a large message that are copied at a time.
+_STEP = 1 << 20
 
 
 class Window:
@@ -148,12 +161,26 @@ class Window:
 
 
 class Large:
-    """The place of a large message of the peer, from its announcement on."""
+    """The place of a large message of the peer, from its announcement on.
 
-    __slots__ = ("message",)
+    Args:
+        length: Its bytes.
+        lands: Whether it may be read into memory of the program.
 
-    def __init__(self) -> None:
-        self.message: Message | None = None  # while it is being fetched
+    Attributes:
+        message: None while it is being fetched.
+        waits: Whether its memory has not been chosen yet.
+        taken: Whether a task is filling a buffer of the program with it.
+    """
+
+    __slots__ = ("lands", "length", "message", "taken", "waits")
+
+    def __init__(self, length: int, *, lands: bool = False) -> None:
+        self.length: int = length
+        self.lands: bool = lands
+        self.message: Message | None = None
+        self.waits: bool = True
+        self.taken: bool = False
 
 
 class Fetches(Protocol):
@@ -167,6 +194,9 @@ class Fetches(Protocol):
 
     def wanted(self) -> None:
         """The program waits for a large message that is not there yet."""
+
+    async def read_into(self, large: Large, view: memoryview) -> bool:
+        """Read the next message into memory of the program; False: look again."""
 
 
 class _Kept:
@@ -185,6 +215,14 @@ class _Kept:
         """As `slot_back`."""
 
 
+def _too_large(size: int, room: int) -> MessageTooLargeError:
+    hint = "receive it with a larger buffer, or by recv()"
+    text = f"the next message has {size} bytes, the buffer {room} ({hint})"
+    error = MessageTooLargeError(text)
+    error.hint, error.size = hint, size
+    return error
+
+
 class Receiver:
     """The receiving side of one connection.
 
@@ -195,11 +233,13 @@ class Receiver:
         slots: All bytes of the first slots, of which a message has its own.
         exchange: The requests, if the messages are requests.  A task of the library receives them,
             so that C leaves each receive of the program to Python, which refuses it.
+        has_memory: Whether the program has memory for large messages (`recv_into`), so that they
+            are not fetched ahead; until it takes a large message without.
     """
 
     __slots__ = (
         "_ended", "_failure", "_lingering", "_link", "_resumed", "_state", "_waiters", "exchange",
-        "fetcher", "large", "slots", "window",
+        "fetcher", "has_memory", "large", "slots", "window",
     )  # fmt: skip
 
     def __init__(self, link: Link, config: ConnectionConfig) -> None:
@@ -214,6 +254,7 @@ class Receiver:
         self.large: deque[Large] = EMPTY
         self.fetcher: Fetches | None = None
         self.exchange: Exchange | None = None
+        self.has_memory: bool = False
         self.window: Window = Window(link, config)
         self._state.receiver = self
 
@@ -259,7 +300,21 @@ class Receiver:
         return first is not None and (first[0] is not None or self._is_here())
 
     def _is_here(self) -> bool:
-        return bool(self.large) and self.large[0].message is not None
+        """Whether a task can take the first large message, or have it read."""
+        if not self.large or self.large[0].taken:
+            return False
+        large = self.large[0]
+        return large.message is not None or (large.waits and large.lands and self.has_memory_next)
+
+    @property
+    def has_memory_next(self) -> bool:
+        """Whether the first task in line has memory for a large message."""
+        return not self._state.parked.waiting and self._waiters.next_size == _INTO
+
+    @property
+    def asks_memory(self) -> bool:
+        """Whether the task that looks next is to tell whether it has memory."""
+        return self.has_memory and (self._resumed > 0 or self.has_memory_next)
 
     def is_next(self, large: Large) -> bool:
         """Whether the program gets this message next."""
@@ -323,24 +378,34 @@ class Receiver:
         if first is not None:
             message = self._take_large() if first[0] is None else self._take_small()
         if message is not None:
-            state.messages_received += 1
-            state.bytes_received += len(message)
-            if self._waiters.places:
-                self.wake()
-                if self.is_awaited and not self._ready:
-                    self._want()  # a large message is the first only since the other was taken
+            self._taken(len(message))
         state.python = bool(self._over or self._lingering or self._waiters.places)
         if message is None:
-            if self._ended is not None and first is None:
-                raise self._ended()
-            if self._failure is not None:
-                raise self._failure()
-            state.waiting = True
-            self._give_credit()  # a credit may have been put off
-            if self._failure is not None:  # the post of the credit has failed
-                raise self._failure()
+            self._none(is_last=first is None)
             self._want()
         return message
+
+    def _taken(self, size: int) -> None:
+        """Count a message, and resume the tasks for those behind it."""
+        self._state.messages_received += 1
+        self._state.bytes_received += size
+        if self._waiters.places:
+            self.left()
+
+    def _none(self, *, is_last: bool) -> None:
+        """There is no message to take yet.
+
+        Raises:
+            BaseException: As `take`.
+        """
+        if self._ended is not None and is_last:
+            raise self._ended()
+        if self._failure is not None:
+            raise self._failure()
+        self._state.waiting = True
+        self._give_credit()  # a credit may have been put off
+        if self._failure is not None:  # the post of the credit has failed
+            raise self._failure()
 
     def _take_small(self) -> Message | None:
         state = self._state
@@ -360,8 +425,9 @@ class Receiver:
         return message
 
     def _take_large(self) -> Message | None:
-        message = self.large[0].message if self.large else None
+        message = self.large[0].message if self.large and not self.large[0].taken else None
         if message is not None:
+            self.has_memory = False
             self.large.popleft()
             self._state.skip()
             if self.fetcher is not None:
@@ -378,8 +444,13 @@ class Receiver:
         self._resumed -= resumed
 
     def left(self) -> None:
-        """Resume the next task: a task has left its wait by an exception, perhaps in its turn."""
+        """Resume the next task: a task has left its wait by an exception, perhaps in its turn.
+
+        Or it has taken a message, and a large message is the first only since.
+        """
         self.wake()
+        if self.is_awaited and not self._resumed and not self._ready:
+            self._want()
 
     def reserve(self, exchange: Exchange) -> Exchange:
         """Reserve the messages for requests.
@@ -408,6 +479,91 @@ class Receiver:
                 self.left()
                 raise
         return message
+
+    async def recv_into(self, view: memoryview) -> int:
+        """Take the next message into a buffer of the program; returns its bytes.
+
+        Raises:
+            MessageTooLargeError: It has more bytes than the buffer; it stays the next.
+
+        Cancellation: nothing is lost, and nothing is written to the buffer afterwards.
+        """
+        self.has_memory = True
+        stands_behind = self.is_awaited or self._resumed > 0
+        while True:
+            try:
+                found = None if stands_behind else self._take_into(view)
+                stands_behind = False
+                if isinstance(found, int):
+                    return found
+                if found is None:
+                    self._state.python = True
+                    self._looked(await self._waiters.wait(self._looked, _INTO))
+                elif await self._fill(found, view):
+                    return found.length
+            except BaseException:
+                self.left()
+                raise
+
+    def _take_into(self, view: memoryview) -> int | Large | None:
+        """The bytes of the message that was copied; a large message to fill the buffer with; None.
+
+        Raises:
+            MessageTooLargeError: The message has more.
+            BaseException: As `take`.
+        """
+        if self._lingering:
+            self._retry_lingering()
+        state = self._state
+        first = state.peek()
+        large = self.large[0] if first is not None and first[0] is None and self.large else None
+        size = state.take_into(view) if large is None else large.length
+        if size is not None and size > len(view):
+            raise _too_large(size, len(view))
+        if large is None and size is not None:
+            self._taken(size)
+        state.python = bool(self._over or self._lingering or self._waiters.places)
+        if large is None and size is not None:
+            return size
+        if large is not None and self._can_fill(large):
+            return large
+        self._none(is_last=first is None)
+        self._want()
+        return None
+
+    def _can_fill(self, large: Large) -> bool:
+        return not large.taken and (large.message is not None or (large.waits and large.lands))
+
+    async def _fill(self, large: Large, view: memoryview) -> bool:
+        """Fill a buffer of the program with a large message, which is next; False: look again."""
+        message = large.message
+        if message is None:
+            return self.fetcher is not None and await self.fetcher.read_into(large, view)
+        large.taken = True
+        try:
+            with memoryview(message) as data:
+                for start in range(0, large.length, _STEP):
+                    if start:
+                        await asyncio.sleep(0)  # each copy holds up the loop
+                    if not self.is_next(large):
+                        return False
+                    end = min(start + _STEP, large.length)
+                    view[start:end] = data[start:end]
+        finally:
+            large.taken = False
+        self.took(large)
+        if self.fetcher is not None:
+            self.fetcher.taken()
+        message.release()
+        return True
+
+    def took(self, large: Large) -> None:
+        """The program has got this message, which was next, in its own memory."""
+        assert self.large[0] is large
+        self.large.popleft()
+        self._state.skip()
+        self._taken(large.length)
+        self.left()  # also of a task that came meanwhile, and is not in line
 
     # Called by C for the task that reads requests, as for others it calls the connection.
     _recv_in_python = recv

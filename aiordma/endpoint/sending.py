@@ -15,30 +15,45 @@ Theory of operation
     closed in good order, the peer reads the large messages that were announced, and END follows the
     last message.  After an abort sent messages, and ABORT behind them, may arrive until the peer
     has disconnected.  Each wait has a bound.
+
+    `Exposer` sends large messages, which the peer reads: see `endpoint.large`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from aiordma._core import EVENT_ROOM, MessageState, Waiting
 from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.link import Link, memory_log
+from aiordma.endpoint.link import COPIED_BYTES, Link, lent, memory_log
 from aiordma.endpoint.outcome import Outcome, stalled_error
-from aiordma.endpoint.wire import FrameKind
+from aiordma.endpoint.receiving import Window
+from aiordma.endpoint.wire import CHECKSUM, RENDEZVOUS, FrameKind, Hello, protocol_error
+from aiordma.errors import MessageTooLargeError, RdmaTimeoutError, ResourceClosedError
+from aiordma.link.buffers import sum_of
 from aiordma.link.ending import Ending
 from aiordma.logs import log_of
 from aiordma.loop import background
+from aiordma.loop.credits import Credits
 from aiordma.loop.empty import EMPTY
 from aiordma.loop.limit import Limit
 from aiordma.loop.timers import Timer, call_later, now
+from aiordma.loop.wait_line import WaitLine
+from aiordma.memory.large_memory import Turn
+from aiordma.memory.pool import room_of
+from aiordma.verbs.enums import Access
+from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
 
-__all__ = ["Goodbye", "Sender"]
+__all__ = ["Exposer", "Goodbye", "Sender"]
 
 _log = log_of("connection")
+_COPIED = COPIED_BYTES
+_DEREGISTER_S = 5.0
 
 
 class Sender:
@@ -376,3 +391,261 @@ class Goodbye:
             if not await self._ending.event(end - now()):
                 _log.info("%s: what was sent has not arrived", self._link.peer_name())
                 return
+
+
+class _Exposure(NamedTuple):
+    region: MemoryRegion
+    done: asyncio.Future[None]
+    turn: Turn
+    copied: bool
+
+
+class Exposer:
+    """The sending side.
+
+    Attributes:
+        limit: Bytes of the largest message that the peer takes.
+        sums: Whether the peer has asked for checksums.
+        places: Exposures that may be open at a time.
+        window: Those of them that are free.
+    """
+
+    __slots__ = (
+        "_allowed", "_config", "_drainers", "_exposures", "_link", "_most", "_next", "_order",
+        "_outcome", "_receives", "_sender", "limit", "places", "sums", "window",
+    )  # fmt: skip
+
+    places: int
+
+    def __init__(
+        self,
+        link: Link,
+        sender: Sender,
+        outcome: Outcome,
+        config: ConnectionConfig,
+        receives: Window,
+    ) -> None:
+        self._link = link
+        self._sender = sender
+        self._outcome = outcome
+        self._config = config
+        self._allowed = False  # whether the queue pair allows reads
+        self._exposures: dict[int, _Exposure] = {}
+        self._next = 1
+        self._drainers: WaitLine[None] = WaitLine()
+        self.limit: int = config.slot_size if config.raw else 0
+        self.sums: bool = False
+        self.window: Credits = Credits(config.rendezvous_window)
+        self._order: Credits = Credits(1)
+        self._receives = receives
+        self._most = self.places = 0
+
+    def __len__(self) -> int:
+        """Exposures that are open."""
+        return len(self._exposures)
+
+    async def send(self, payload: memoryview, imm: int | None) -> None:
+        """Send a message that does not fit into a slot; returns when the peer has read all of it.
+
+        Raises:
+            MessageTooLargeError: The peer takes no message of this size; nothing was sent.
+            OSError: The buffer cannot be registered.
+            ConnectionLostError, ResourceClosedError: The connection is over.
+            TimeoutError: The peer took nothing for `config.stall_timeout_s`.
+
+        Cancellation: the peer may still receive the message; a buffer that was not copied stays
+        exported until the peer has read it or the connection is gone.
+        """
+        self._outcome.require_open()
+        size = payload.nbytes
+        self.check_size(size)
+        patience = self._config.stall_timeout_s
+        try:
+            with Limit(patience):
+                await self._exposed(payload, imm)
+        except RdmaTimeoutError:
+            raise
+        except TimeoutError as exc:
+            assert patience is not None
+            raise stalled_error(patience) from exc
+        except ResourceClosedError:  # an object of the adapter; the connection may be lost
+            if self._outcome.cause is None:
+                raise
+            raise self._outcome.failure() from None
+        self._link.state.messages_sent += 1
+        self._link.state.bytes_sent += size
+
+    def check_size(self, size: int) -> None:
+        """Raise MessageTooLargeError if the peer takes no message of this size."""
+        if size <= self.limit:
+            return
+        if self._config.raw:
+            text, hint = "a raw connection", "send it in pieces, or raise slot_size on both sides"
+        else:
+            text, hint = "the peer", MessageTooLargeError.hint
+        text = f"{text} takes messages up to {self.limit} bytes, this has {size} ({hint})"
+        error = MessageTooLargeError(text)
+        error.hint = hint
+        raise error
+
+    async def _exposed(self, payload: memoryview, imm: int | None) -> None:
+        state = self._link.state
+        state.large_waiting += 1  # a later message does not go past it in fragments
+        try:
+            if not self._order.try_acquire():
+                await self._order.acquire()
+            try:
+                exposure = await self._announced(payload, imm)
+            finally:
+                self._order.release()
+        finally:
+            state.large_waiting -= 1
+        region, done = exposure.region, exposure.done
+        try:
+            await done
+        finally:
+            del done, exposure  # a cycle: the traceback of its exception has this frame
+            if payload.nbytes > _COPIED:
+                # The region is deregistered when it is not pinned any more: with DONE, or with the
+                # queue pair.
+                region.close()
+        if payload.nbytes > INLINE_BYTES:
+            # The message has arrived; a deregistration that takes long goes on without the caller.
+            with contextlib.suppress(TimeoutError):
+                await region.wait_closed(_DEREGISTER_S)
+
+    async def _announced(self, payload: memoryview, imm: int | None) -> _Exposure:
+        """Expose a message, and announce it; a single one at a time, so that they keep their order.
+
+        Memory of more than 1 MiB is registered in a thread: a later message would be ready first.
+        """
+        if not self.window.try_acquire():
+            if self.places < self._most:
+                self._widen()
+            await self.window.acquire()
+        size = payload.nbytes
+        copied = size <= _COPIED
+        room = room_of(size) if copied else size
+        buffers = self._link.buffers
+        try:
+            turn = await buffers.memory.turn(room, self)
+        except BaseException:
+            self.window.release()
+            raise
+        try:
+            if copied:
+                region = await buffers.outgoing.take(size)
+                region.view[:size] = payload
+            else:
+                region = await buffers.memory.registered(
+                    room, lambda: self._link.register(lent(payload), Access.REMOTE_READ)
+                )
+        except BaseException:
+            self._over(turn)
+            raise
+        try:
+            return await self._opened(size, imm, region, turn, copied=copied)
+        except BaseException:
+            if not copied:
+                region.close()
+            raise
+
+    async def _opened(
+        self, length: int, imm: int | None, region: MemoryRegion, turn: Turn, *, copied: bool
+    ) -> _Exposure:
+        """Open the exposure of a region, and announce it."""
+        try:
+            self._link.buffers.pin(region)
+        except BaseException:  # closed meanwhile
+            if copied:
+                self._link.buffers.outgoing.give(region)
+            self._over(turn)
+            raise
+        number = self._next
+        self._next = number % 0xFFFFFFFF + 1
+        if not self._allowed:
+            self._allowed = True
+            self._link.open_access(Access.REMOTE_READ)
+        exposure = _Exposure(region, self._link.loop.create_future(), turn, copied=copied)
+        self._exposures[number] = exposure
+        try:
+            head = RENDEZVOUS.pack(region.addr, region.rkey, number)
+            if self.sums:
+                head += CHECKSUM.pack(await sum_of(region.view[:length]))
+            await self._sender.rendezvous(head, imm, length)
+        except BaseException:
+            # Not announced; but the peer may have the key of the buffer from an earlier message.
+            self._withdraw(number, keep=False)
+            raise
+        return exposure
+
+    def agree(self, hello: Hello) -> None:
+        """Take the peer's numbers; before the first send."""
+        self.limit = hello.max_message_kib * 1024
+        self.sums = hello.asks_checksums
+        self._most = min(self._config.rendezvous_window, hello.rendezvous_window)
+        self.places = min(self._most, self._receives.answers)
+        if self.places != self.window.free:
+            self.window = Credits(self.places)
+
+    def _widen(self) -> None:
+        """Have more exposures at a time, as far as there are receives for their answers."""
+        places = min(self._most, self._receives.expect(self._most, self._widen))
+        if places > self.places:
+            more, self.places = places - self.places, places
+            self.window.release(more)
+
+    async def drained(self) -> None:
+        """Wait until no exposure is open."""
+        while self._exposures:
+            await self._drainers.wait()
+
+    def _wake_drainers(self) -> None:
+        if self._drainers.places and not self._exposures:
+            self._drainers.grant_all(None)
+
+    def _withdraw(self, number: int, *, keep: bool = True) -> None:
+        exposure = self._exposures.pop(number, None)
+        if exposure is None:
+            # The connection broke meanwhile: the link unpins the region when the queue pair is
+            # gone, and its pool is closed.
+            return
+        self._link.buffers.unpin(exposure.region)
+        if exposure.copied:
+            pool = self._link.buffers.outgoing
+            (pool.give if keep else pool.drop)(exposure.region)
+        self._over(exposure.turn)
+        self._wake_drainers()
+
+    def _over(self, turn: Turn) -> None:
+        """End a message's turn, and its place among the exposures."""
+        self._link.buffers.memory.over(turn)
+        self.window.release()
+
+    def on_done(self, number: int, flags: int) -> None:
+        """Take the peer's DONE: it has read a message."""
+        exposure = self._exposures.get(number)
+        if exposure is None or flags:
+            why = "not open" if exposure is None else f"flags {flags:#x}"
+            self._link.fail(protocol_error(f"the peer answered exchange {number}: {why}"))
+            return
+        self._withdraw(number)
+        if not exposure.done.done():
+            exposure.done.set_result(None)
+
+    def refuse(self, failure: Callable[[], BaseException]) -> None:
+        """Have calls that wait for their turn raise the exception that `failure` makes."""
+        self._order.fail(failure)
+        self.window.fail(failure)
+        self._link.buffers.memory.refuse(self, failure)
+
+    def fail(self, failure: Callable[[], BaseException]) -> None:
+        """Have all calls raise the exception that `failure` makes: the connection is over."""
+        self.refuse(failure)
+        for number in list(self._exposures):
+            exposure = self._exposures.pop(number)
+            self._link.buffers.memory.over(exposure.turn)
+            if not exposure.done.done():
+                exposure.done.set_exception(failure())
+                exposure.done.exception()
+        self._wake_drainers()

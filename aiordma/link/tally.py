@@ -20,6 +20,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any, Protocol, Self
 
 from aiordma.logs import log_of
@@ -27,7 +28,9 @@ from aiordma.loop import fork
 
 __all__ = [
     "BOUNDS_S",
+    "COUNTERS",
     "OPERATIONS",
+    "ConnectionStats",
     "DatagramCounts",
     "Durations",
     "Operation",
@@ -59,6 +62,23 @@ EVENTS = (
 )  # fmt: skip
 
 _lock = fork.new_lock()
+
+
+@dataclass(slots=True)
+class ConnectionStats:
+    """Counters of a connection."""
+
+    messages_sent: int = 0
+    messages_received: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    atomics: int = 0
+
+
+#: Their names.
+COUNTERS = tuple(field.name for field in fields(ConnectionStats))
 
 
 class Tracer(Protocol):

@@ -226,6 +226,18 @@ def large() -> list[Job]:
     return found
 
 
+def into() -> list[Job]:
+    """Large messages into an array of the program."""
+    found = []
+    for check in CHECKS:
+        client, server = (
+            ("python:tests.bench.into_peer", role, "{address}", "{port}", check)
+            for role in ("client", "server")
+        )
+        found.append(Job(f"recv_into {check}", "numbers", client, server))
+    return found
+
+
 #: Both ends spin: what they show is the scheduler.
 SPINNING = (
     perftest("ib_send_lat", "-s", "64", "-n", "20", name="ib_send_lat", rounds=1),
@@ -254,7 +266,7 @@ def ours() -> list[Job]:
     for test in "send", "write", "read":
         for size in 65_536, 1 << 20:
             found.append(perf(test, "bw", size, "native", "uvloop"))
-    return found
+    return found + into()
 
 
 def growth() -> list[Job]:

@@ -13,8 +13,8 @@ import pytest
 import aiordma
 from aiordma import Connection, ConnectionConfig, ListenerLimits, RemoteRegion
 from aiordma._core import FRAME_FREE, FRAME_MORE, LANDING_SHIFT, LANDINGS
-from aiordma.endpoint import large
-from aiordma.endpoint.large import LANDING_SIZES
+from aiordma.endpoint import link
+from aiordma.endpoint.link import LANDING_SIZES
 from aiordma.endpoint.wire import FRAME, RENDEZVOUS, FrameKind, Hello
 from aiordma.errors import ConnectionLostError, ProtocolError, errno_error
 from aiordma.memory.byte_budget import PROCESS_BUDGET
@@ -132,7 +132,7 @@ async def test_without_memory_messages_go_as_before(
     def refuse(*_: object) -> None:
         raise errno_error(errno.ENOMEM, "ibv_reg_mr")
 
-    monkeypatch.setattr(large, "MemoryRegion", refuse)
+    monkeypatch.setattr(link, "MemoryRegion", refuse)
     async with paired(address) as (client, server):
         for size in 10_000, 64 * KIB, 200 * KIB:
             await warmed(client, server, size)

@@ -18,7 +18,7 @@ import pytest
 
 import aiordma
 from aiordma import Connection, ConnectionConfig
-from aiordma.endpoint.large import Exposer
+from aiordma.endpoint.sending import Exposer
 from aiordma.memory.pool import BufferPool
 from tests.device.ends import connected
 from tests.device.meeting import meet, part

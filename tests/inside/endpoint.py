@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 from aiordma import Connection, ConnectionEvents, Listener
 from aiordma._core import MessageState
 from aiordma.cm.address import Address
-from aiordma.endpoint import large, one_sided, slots
+from aiordma.endpoint import large, one_sided, receiving, sending, slots
 from aiordma.endpoint.config import Plan
-from aiordma.endpoint.large import Exposer, LargeMessages
+from aiordma.endpoint.large import LargeMessages
 from aiordma.endpoint.lease import Lease
 from aiordma.endpoint.link import Link, LinkOwner
 from aiordma.endpoint.listener import _confirmed
 from aiordma.endpoint.one_sided import Operations
 from aiordma.endpoint.receiving import Receiver
-from aiordma.endpoint.sending import Sender
+from aiordma.endpoint.sending import Exposer, Sender
 from aiordma.endpoint.slots import Slots
 from aiordma.endpoint.wire import Hello
 from aiordma.memory.budget import Share, SlotBudget
@@ -249,12 +249,13 @@ def set_large(connection: Connection, parts: Any) -> None:
 
 def copied_up_to() -> int:
     """The bytes of a large message that is copied, in place of being registered, at most."""
-    return large._COPIED
+    return sending._COPIED
 
 
 def copy_up_to(patch: pytest.MonkeyPatch, size: int) -> None:
     """Set that."""
-    patch.setattr(large, "_COPIED", size)
+    for module in (large, sending):
+        patch.setattr(module, "_COPIED", size)
 
 
 def look_each(patch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -265,6 +266,11 @@ def look_each(patch: pytest.MonkeyPatch, seconds: float) -> None:
 def read_in_chunks(patch: pytest.MonkeyPatch, size: int) -> None:
     """The most bytes that a READ asks for."""
     patch.setattr(large, "_READ_CHUNK", size)
+
+
+def copy_in_steps(patch: pytest.MonkeyPatch, size: int) -> None:
+    """The most bytes of a large message that are copied in a turn of the loop."""
+    patch.setattr(receiving, "_STEP", size)
 
 
 def attend(operations: Operations) -> None:

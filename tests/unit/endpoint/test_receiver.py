@@ -276,7 +276,7 @@ def test_a_large_message_keeps_its_place(run: Run) -> None:
         )
         side.receiver.fetcher = fetcher
         side.data(b"first")
-        side.expect(place := Large())
+        side.expect(place := Large(100))
         side.announce()
         side.data(b"last")
         await settle()
@@ -349,7 +349,7 @@ def test_a_failure_comes_after_what_had_arrived_without_a_gap(run: Run) -> None:
     async def main() -> None:
         side = Side()
         side.data(b"first")
-        side.expect(Large())
+        side.expect(Large(100))
         side.announce()
         side.data(b"behind the gap")
         await settle()

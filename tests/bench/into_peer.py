@@ -1,0 +1,78 @@
+"""Large messages into an array of numpy that is there: `main([ROLE, ADDRESS, PORT, CHECK])`.
+
+The client sends one buffer again and again; the server receives each message by `recv_into`, into
+the same array, and answers with the seconds that all took.  The client prints one JSON object:
+`MiB/s`, with checksums or, with CHECK `unchecked`, without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+import sys
+import time
+
+import numpy as np
+import uvloop
+
+import aiordma
+
+__all__ = ["main"]
+
+SIZE, COUNT = 64 << 20, 2
+LIMIT_S = 3000
+SECONDS = struct.Struct("d")
+
+
+async def serve(address: str, port: int, config: aiordma.ConnectionConfig) -> None:
+    """Receive from one client."""
+    array = np.ones(SIZE // 8)  # its pages are there
+    async with (
+        aiordma.listen(address, port, config=config) as listener,
+        await listener.accept() as connection,
+    ):
+        await connection.recv_into(array)  # small
+        await connection.recv_into(array)  # with it comes the memory for large messages
+        begun = time.perf_counter()
+        for _ in range(COUNT):
+            await connection.recv_into(array)
+        await connection.send(SECONDS.pack(time.perf_counter() - begun))
+        if array.any():
+            msg = "the array does not have the bytes of the client"
+            raise ValueError(msg)
+        async for message in connection:
+            message.release()
+
+
+async def measure(address: str, port: int, config: aiordma.ConnectionConfig) -> dict[str, float]:
+    """The client's side."""
+    data = bytearray(SIZE)
+    async with aiordma.connect(address, port, config=config) as connection:
+        await connection.send(b"first")
+        await connection.send(memoryview(data)[: 2 << 20])
+        for _ in range(COUNT):
+            await connection.send(data)
+        (seconds,) = SECONDS.unpack(bytes(await connection.recv()))
+    return {"MiB/s": COUNT * SIZE / 2**20 / seconds}
+
+
+def main(words: list[str]) -> int:
+    """Run one end; returns the exit status."""
+    role, address, port, check = words
+    config = aiordma.ConnectionConfig(check_large=check == "checked")
+
+    async def end() -> None:
+        async with asyncio.timeout(LIMIT_S):
+            if role == "server":
+                await serve(address, int(port), config)
+            else:
+                print(json.dumps(await measure(address, int(port), config)))
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(end())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,24 @@
+"""Private parts of aiordma/contrib/ that tests ask for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiordma import Connection
+from aiordma.contrib import numpy as arrays
+
+
+def header_of(array: Any) -> bytes:
+    """The header with which an array is sent."""
+    return arrays._described(array)[0]
+
+
+def read_header(message: bytes) -> tuple[Any, tuple[int, ...]]:
+    """The dtype and the shape in a header."""
+    header, _ = arrays._read(memoryview(message))
+    return header.dtype, header.shape
+
+
+def arrived_of(connection: Connection) -> Any:
+    """The array of which the header has arrived, and which was not received."""
+    return arrays._ends_of(connection).arrived
