@@ -15,8 +15,8 @@ from .terminal import Escape
 #: Atomic for a pipe, so that a write that `poll` allows never blocks.
 _CHUNK = select.PIPE_BUF
 
-#: Bytes to a device that the guest has not read. The device is a terminal, which throttles its source
-#: when 3,968 bytes wait; User-Mode Linux forgets to listen to the source again afterwards.
+#: Bytes to a device that the guest has not read. The device is a terminal, which throttles its
+#: source when 3,968 bytes wait; User-Mode Linux forgets to listen to the source again afterwards.
 _AHEAD = 3072
 
 
