@@ -15,16 +15,24 @@ from typing import Any
 import dask.config
 import numpy as np
 import pytest
-from distributed.comm import CommClosedError, connect, get_address_host, listen, resolve_address
 from distributed.comm.addressing import get_address_host_port, get_local_address_for
-from distributed.comm.core import FatalCommClosedError
-from distributed.protocol import Serialized, deserialize, to_serialize
+from distributed.comm.core import CommClosedError, FatalCommClosedError
+from distributed.protocol.serialize import Serialized
 
 import aiordma
 from aiordma.contrib import dask as backend
 from aiordma.contrib.dask import PIECE_BYTES, SEPARATE_BYTES, RdmaComm, RdmaConnector
+from tests.device.dask_comms import (
+    connect,
+    deserialize,
+    get_address_host,
+    listen,
+    resolve_address,
+    to_serialize,
+)
 from tests.device.forking import in_child
 from tests.device.oracle import until
+from tests.inside.contrib import connection_of, interface
 
 pytestmark = pytest.mark.device
 
@@ -311,7 +319,7 @@ async def test_a_listener_on_loopback_is_for_this_machine(
 
 
 async def test_the_interface_of_the_configuration(address: str) -> None:
-    name = next(iter(backend._interfaces()))
+    name = interface()
     with dask.config.set({"distributed.comm.rdma.interface": name}):
         async with served("rdma://") as there:
             assert get_address_host(there.listener.contact_address) == address
@@ -327,7 +335,7 @@ async def test_the_settings_of_the_configuration(address: str) -> None:
     ):
         async with comms(address) as both:
             for comm in both:
-                config = comm._connection.config
+                config = connection_of(comm).config
                 assert (config.keepalive_s, config.idle_timeout_s) == (7, 70)
                 assert config.wait == "adaptive"
     with (
@@ -447,7 +455,7 @@ async def test_a_write_under_way_ends_with_the_peer(address: str) -> None:
     large = {"x": to_serialize(np.zeros(64 << 20, "u1"))}
     async with comms(address) as (client, server):
         writing = asyncio.ensure_future(client.write(large))
-        await until(lambda: client._connection.stats.messages_sent > 1)
+        await until(lambda: connection_of(client).stats.messages_sent > 1)
         assert not writing.done(), "nothing reads"
         server.abort()
         with pytest.raises(CommClosedError):
@@ -468,8 +476,7 @@ async def test_canceled_calls_abort_the_comm(address: str) -> None:
                 await under_way
             assert client.closed()
             with pytest.raises(CommClosedError):
-                while True:
-                    await server.read()
+                await server.read()
 
 
 async def test_a_forgotten_comm_is_closed(address: str, caplog: pytest.LogCaptureFixture) -> None:
