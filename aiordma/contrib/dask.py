@@ -105,7 +105,11 @@ def _seconds(name: str, default: str) -> float:
 @functools.lru_cache(8)
 def _config_of(keepalive_s: float, idle_s: float, wait: str, spin_us: float) -> ConnectionConfig:
     return ConnectionConfig(
-        keepalive_s=keepalive_s, idle_timeout_s=idle_s, wait=wait, spin_us=spin_us
+        receive_buffer_size=_AHEAD * PIECE_BYTES,  # so that all pieces under way are fetched
+        keepalive_s=keepalive_s,
+        idle_timeout_s=idle_s,
+        wait=wait,
+        spin_us=spin_us,
     )
 
 
