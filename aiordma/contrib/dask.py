@@ -621,6 +621,9 @@ class RdmaListener(BaseListener):
         except CommClosedError:
             _log.info("Connection from %s closed before handshake completed", address)
             return
+        except BaseException:  # versions of distributed that do not fit, for instance
+            comm.abort()
+            raise
         handled = self.comm_handler(comm)
         if inspect.isawaitable(handled):
             await handled
