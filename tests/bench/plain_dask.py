@@ -80,10 +80,14 @@ async def arrays(comm: Any, size: int) -> Told:
     return {"us": took / count * 1e6, "MiB/s": count * size / took / 2**20}
 
 
+#: By name.
+FORMS = {"dask-message": messages, "dask-array": arrays}
+
+
 async def use(form: str, size: int, scheme: str, address: str, port: int) -> None:
     """Connect, measure, and print."""
     comm = await connect(f"{scheme}://{address}:{port}")
-    print(json.dumps(await (messages if form == "dask-message" else arrays)(comm, size)))
+    print(json.dumps(await FORMS[form](comm, size)))
     await comm.close()
 
 
