@@ -31,7 +31,7 @@ aiordma._ffi.lib.ibv_get_device_list
 print(aiordma.__version__, "on", sys.version.split()[0], aiordma.why_unavailable() or "a device")
 """
 #: The extras for programs; their packages are needed to know all types.
-_EXTRAS = "aiohttp,cli,httpx,numpy,opentelemetry,prometheus,pytest,uvloop"
+_EXTRAS = "aiohttp,cli,dask,httpx,numpy,opentelemetry,prometheus,pytest,uvloop"
 #: The help of the command says this where the extra `cli` is not installed.
 _WITHOUT_CLI = "click is not installed; all commands: pip install 'aiordma[cli]'"
 

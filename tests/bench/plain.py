@@ -36,6 +36,13 @@ BESIDE_TCP = (
 )
 #: Those of plain_streams.py.
 STREAMS = (("lines", SMALL), ("blocks", LARGE), ("pieces", LARGE))
+#: Those of plain_dask.py, and what they may take beside TCP; None where the device decides.
+DASK = {
+    ("dask-message", SMALL): 1.0,
+    ("dask-array", 1 << 20): None,
+    ("dask-array", 16 << 20): None,
+    ("dask-array", 256 << 20): None,
+}
 #: READ and WRITE, of plain_one_sided.py.
 ONE_SIDED = ("one-sided", SMALL)
 #: Memory of a READ or WRITE, and what it may take beside C.
@@ -65,6 +72,7 @@ def program(form: str, number: int, loop: str = MAIN, over: str = "rdma") -> Job
     """One of the programs."""
     files = {ONE_SIDED[0]: "one_sided"} | dict.fromkeys(dict(STREAMS), "streams")
     files |= dict.fromkeys(MANY, "many") | dict.fromkeys(DEATHS, "death")
+    files |= {form: "dask" for form, _ in DASK}
     module = f"python:tests.bench.plain_{files.get(form, 'peer')}"
     client, server = (
         (module, role, form, str(number), loop, over, "{address}", "{port}")
@@ -122,6 +130,11 @@ def idle() -> list[Job]:
     return [replace(job, rounds=1) for job in (*ours, *theirs)]
 
 
+def dask() -> list[Job]:
+    """Comms of distributed, which takes a while to import."""
+    return [program(*which, over=over) for which in DASK for over in ("rdma", "tcp")]
+
+
 def deaths() -> list[Job]:
     """Peers that are killed; on both loops, beside the kernel's own event."""
     loops = {"deaths": LOOPS, "events": (MAIN,)}
@@ -144,6 +157,7 @@ def jobs() -> list[Job]:
         *(program(form, SMALL) for form in ("timeout", "untimed")),
         *(program("echo", size) for size in sizes),
         *(program("echo", size, over=ZMQ) for size in (SMALL, LARGE)),
+        *(replace(job, rounds=1) for job in dask()),
         *(program("callers", number, over="handed") for number in CALLERS),
         *(program("requests", number) for number in CALLERS),
         program(*ONE_SIDED),
@@ -319,6 +333,22 @@ def _streams() -> list[Goal]:
     ]
 
 
+def _dask() -> list[Goal]:
+    """Comms of distributed; the check leaves them out."""
+    found = []
+    for (form, number), limit in DASK.items():
+        unit, better = ("us", "lower") if form == "dask-message" else ("MiB/s", "higher")
+        what = "message, half a round trip" if form == "dask-message" else "array, one way"
+        found.append(
+            Goal(
+                f"Dask, {title(number)}, {what}", "tcp://",
+                (name(form, number), unit), (name(form, number, over="tcp"), unit),
+                math.inf if limit is None else limit, better,
+            )
+        )  # fmt: skip
+    return found
+
+
 def _one_sided() -> list[Goal]:
     """READ and WRITE with memory of each kind; an SGE that is made each time costs most of it."""
     beside = {"READ": ("ib_read_lat -e", "us"), "WRITE": ("one_sided.c", "write, inline us")}
@@ -338,5 +368,6 @@ ROWS: tuple[Goal, ...] = (
     *_rates(),
     *_one_sided(),
     *_streams(),
+    *_dask(),
     *_connections(),
 )

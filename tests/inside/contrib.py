@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiordma import Connection
+from aiordma import Connection, ConnectionConfig
+from aiordma.contrib import dask
 from aiordma.contrib import numpy as arrays
+from aiordma.contrib.dask import RdmaComm
 
 
 def header_of(array: Any) -> bytes:
@@ -22,3 +24,23 @@ def read_header(message: bytes) -> tuple[Any, tuple[int, ...]]:
 def arrived_of(connection: Connection) -> Any:
     """The array of which the header has arrived, and which was not received."""
     return arrays._ends_of(connection).arrived
+
+
+def interface() -> str:
+    """Name of the network interface of the device."""
+    return next(iter(dask._interfaces()))
+
+
+def pieces_of(data: memoryview) -> list[memoryview]:
+    """The pieces of a frame."""
+    return list(dask._pieces_of(data))
+
+
+def settings() -> ConnectionConfig:
+    """The settings of connections, out of dask's configuration."""
+    return dask._config()
+
+
+def connection_of(comm: RdmaComm) -> Connection:
+    """The connection of a comm."""
+    return comm._connection

@@ -16,6 +16,7 @@ from tests.bench import (
     jobs,
     machine,
     plain,
+    plain_dask,
     plain_death,
     plain_many,
     plain_one_sided,
@@ -101,15 +102,15 @@ def test_the_rows_that_are_checked_do_not_share_a_name() -> None:
     ordinary = [goal for goal in plain.ROWS if goal.guarded]
     assert rows[: len(ordinary)] == ordinary
     slow = {goal.beside for goal in plain.ROWS if not goal.guarded}
-    assert slow == {"pyverbs, event-driven", "the kernel's event", "in C with our sizes"}
+    assert slow == {
+        "pyverbs, event-driven", "the kernel's event", "in C with our sizes", "tcp://"
+    }  # fmt: skip
 
 
 def test_ordinary_programs_come_first_and_their_forms_exist() -> None:
     assert run.ROWS[: len(plain.ROWS)] == plain.ROWS
-    forms: dict[str, Any] = {
-        file.__name__.rpartition(".")[2]: file.FORMS
-        for file in (plain_peer, plain_streams, plain_one_sided, plain_many, plain_death)
-    }
+    modules = (plain_peer, plain_streams, plain_one_sided, plain_dask, plain_many, plain_death)
+    forms: dict[str, Any] = {file.__name__.rpartition(".")[2]: file.FORMS for file in modules}
     ours = [job for job in plain.jobs() if job.name.startswith("plain ")]
     for job in ours:
         program, _, form, number, loop = job.client[:5]

@@ -14,6 +14,7 @@ import aiordma.metrics
 import aiordma.verbs
 from aiordma import error_words, errors
 from aiordma.contrib import aiohttp as contrib_aiohttp
+from aiordma.contrib import dask as contrib_dask
 from aiordma.contrib import httpx as contrib_httpx
 from aiordma.endpoint import wire
 from aiordma.endpoint.config import ConnectionConfig, plan_of
@@ -122,7 +123,9 @@ def test_public_names_of_other_modules_are_in_the_reference() -> None:
         "aiordma.verbs.enums.GIDType",
         "aiordma.verbs.enums.NodeType",
     }
-    for module in (contrib_aiohttp, contrib_httpx, policy, softroce, stream_conformance):
+    for module in (
+        contrib_aiohttp, contrib_dask, contrib_httpx, policy, softroce, stream_conformance
+    ):  # fmt: skip
         names |= {f"{module.__name__}.{name}" for name in module.__all__}
     assert names <= listed
     for name in listed:

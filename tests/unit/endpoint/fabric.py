@@ -78,6 +78,8 @@ def new_state(
 class FakeId:
     """As much of a connection id as a connection uses."""
 
+    number = 0
+
     def __init__(self) -> None:
         self._sink: Callable[[ConnectionEvent], bool] | None = None
         self.source = self.destination = ("10.80.0.1", 1)
