@@ -13,7 +13,7 @@ import pythons
 REPORTS = Path("build/test")
 
 #: Marks of tests that need more than one device on one host in ordinary time.
-_SPECIAL = "not virtual_time and not two_hosts and not qemu and not program"
+_SPECIAL = "not virtual_time and not two_hosts and not qemu and not program and not dask"
 #: What runs on both loops on each device; the rest runs on one, another one for each device.
 _OF_THE_LOOP = "not slow and not one_loop"
 
@@ -281,6 +281,22 @@ STAGES: tuple[Stage, ...] = (
         ALL_TESTS,
         *("--loop=asyncio", "-m", "program and not two_hosts and not siw"),
         limit_s=1200,
+    ),
+    _device(
+        "dask",
+        "comms and clusters of Dask on Soft-RoCE, apart: its threads stay as long as the process",
+        RXE,
+        ALL_TESTS,
+        *("--loop=asyncio", "-m", "dask"),
+        limit_s=900,
+    ),
+    _device(
+        "dask-siw",
+        "comms of Dask on software iWARP and uvloop",
+        (*UML, "--device", "siw"),
+        ALL_TESTS,
+        *("--loop=uvloop", "-m", "dask and not slow"),
+        limit_s=600,
     ),
     _device(
         "device-rxe-uvloop",

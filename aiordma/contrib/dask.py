@@ -6,8 +6,9 @@ when the scheme is used first; nothing has to be imported.
 Theory of operation
     A message of distributed is a list of frames.  Its first message on the connection, the head,
     has a word for each frame, and the bytes of the short frames.  A longer frame follows by itself,
-    in pieces of equal size, which the peer's adapter reads out of the sender's memory.  So a short
-    message is a single message of the connection, and a long frame has no limit of its size.
+    in pieces of equal size, which the peer's adapter reads out of the sender's memory right into
+    that of the received frame.  So a short message is a single message of the connection, and a
+    long frame has no limit of its size.
 
     A received frame lies in memory of its own, which is writable, as that of other backends is: an
     array that is made of it keeps no memory of the connection, and no other frame.  The frames
@@ -59,6 +60,7 @@ from aiordma.errors import (
     DeviceNotFoundError,
     ForkedError,
     LibraryMissingError,
+    MessageTooLargeError,
     NotSupportedError,
     RdmaError,
     RdmaPermissionError,
@@ -355,13 +357,14 @@ class RdmaComm(Comm):
             filled = len(first)
             memory[:filled] = first
         while filled < size:
-            with await self._connection.recv() as message:
-                end = filled + len(message)
-                if not filled < end <= size:
-                    msg = f"a piece of {end - filled} bytes, where {size - filled} are missing"
-                    raise ValueError(msg)
-                memory[filled:end] = memoryview(message)
-            filled = end
+            try:
+                piece = await self._connection.recv_into(memory[filled:])
+            except MessageTooLargeError as exc:
+                piece = exc.size
+            if not 0 < piece <= size - filled:
+                msg = f"a piece of {piece} bytes, where {size - filled} are missing"
+                raise ValueError(msg)
+            filled += piece
         return memory
 
     async def write(self, msg: Any, serializers: Any = None, on_error: str = "message") -> int:

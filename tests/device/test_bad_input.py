@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -74,7 +75,7 @@ async def test_addresses_and_ports(address: str) -> None:
     with pytest.raises(TypeError):
         aiordma.connect(None, 7471)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="timeout"):
-        aiordma.connect(address, 7471, timeout=-1)
+        aiordma.connect(address, 7471, timeout=math.nan)
 
 
 async def test_private_data_that_is_too_long(address: str) -> None:

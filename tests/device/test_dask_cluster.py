@@ -21,7 +21,7 @@ from tests.device.dask_comms import Client
 from tests.device.oracle import until
 from tests.inside.contrib import interface
 
-pytestmark = [pytest.mark.device, pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.device, pytest.mark.dask, pytest.mark.slow, pytest.mark.timeout(280)]
 
 LIMIT_S = 120
 #: Of the dashboards, whose server is Tornado's: none.
@@ -155,7 +155,8 @@ async def test_a_scheduler_is_killed(address: str, tmp_path: Path) -> None:
             "--local-directory", str(tmp_path),
         ) as workers,
     ):  # fmt: skip
-        await until(told.exists, LIMIT_S)
+        # It is written in place: the line that is read may be a part of it.
+        await until(lambda: told.exists() and told.read_text().rstrip().endswith("}"), LIMIT_S)
         contact = json.loads(told.read_text())["address"]
         assert contact.startswith(f"rdma://{address}:")
         async with (

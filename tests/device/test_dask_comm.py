@@ -34,7 +34,7 @@ from tests.device.forking import in_child
 from tests.device.oracle import until
 from tests.inside.contrib import connection_of, interface
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.dask]
 
 LIMIT_S = 30
 SIZES = (

@@ -161,7 +161,7 @@ class FakeLink(Link):
         self.state = new_state(config, self.loop, recv.count, send.count, first, grows=grows)
         self.cm_id = FakeId()
         self.pool, self.outgoing = FakePool(), FakePool()
-        self.context = SimpleNamespace(is_software=False, is_iwarp=False)
+        self.context = SimpleNamespace(name="fake0", is_software=False, is_iwarp=False)
         self.in_the_open = False
         self.account = Account(ByteBudget(1 << 30), "peer")
         self.memory = LargeMemory(1 << 30)
