@@ -555,7 +555,9 @@ class RdmaListener(BaseListener):
     ) -> None:
         super().__init__()
         _refuse_encryption(address, connection_args)
-        self.host, self.port = parse_host_port(address, default_port)
+        host, port = parse_host_port(address, default_port)
+        self.host: str = host
+        self.port: int = port
         self.default_host = default_host
         self.comm_handler = comm_handler
         self.deserialize = deserialize
