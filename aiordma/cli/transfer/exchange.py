@@ -54,10 +54,13 @@ async def closing(writer: asyncio.StreamWriter, limit_s: float) -> AsyncIterator
         writer.close()
         # The file is where it should be, or is known not to be: how the connection ends does not
         # change that.
-        with contextlib.suppress(OSError):
+        try:
             async with asyncio.timeout(limit_s):
                 await writer.wait_closed()
-        writer.transport.abort()
+        except TimeoutError:
+            writer.transport.abort()
+        except OSError:
+            pass  # it is over; asyncio's own transports cannot be aborted then
 
 
 class Exchange:
