@@ -97,8 +97,10 @@ async def test_a_large_message_lands_in_the_array(
         assert all(inside) != is_siw
         assert any(inside) != is_siw
         reads.clear()
-    assert is_siw or [region.length for region in local] == [len(data)] * 2
-    assert is_siw or all(region.closed for region in local)
+    # The slots of the connection, which are of less than a megabyte, may grow meanwhile.
+    large = [region for region in local if region.length >= MIB]
+    assert is_siw or [region.length for region in large] == [len(data)] * 2
+    assert is_siw or all(region.closed for region in large)
 
 
 def _bytearray(size: int) -> Any:

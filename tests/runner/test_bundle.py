@@ -125,7 +125,7 @@ def installed(root: MinimalRoot) -> MinimalRoot:
 
 
 def test_the_second_run_takes_less_than_two_seconds(installed: MinimalRoot) -> None:
-    spent = []
+    spent: list[float] = []
     # A neighbor on the same core, or in its caches, stretches processor time, too.
     while not spent or (min(spent) >= _AGAIN_S and len(spent) < 10):
         done, again = installed.run(*_SOFTROCE, "--", "python", "/home/first.py")
