@@ -29,7 +29,7 @@ _COMPILER = "gcc libc6-dev"
 _INSTALL = re.compile(r"apt install ([\w. +-]+)")
 _DIAGNOSIS = "import aiordma; aiordma.verbs; print(aiordma.why_unavailable())"
 #: Sends a message to itself, and prints it.
-_FIRST_MESSAGE = """
+FIRST_MESSAGE = """
 import asyncio
 import aiordma
 
@@ -121,7 +121,7 @@ class Root:
         shutil.copy(wheel, self._path / "store")
         python = self._venv()
         self._pip(python, "aiordma", "aiordma-softroce", "--only-binary=:all:")
-        (self._path / "first.py").write_text(_FIRST_MESSAGE)
+        (self._path / "first.py").write_text(FIRST_MESSAGE)
         proc = self._path / "proc"
         alone = ("unshare", "--net", "--mount", "--pid", "--fork", f"--mount-proc={proc}")
         user = ("chroot", "--userspec=65534:65534", self._path, "env", "HOME=/tmp")

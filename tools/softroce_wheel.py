@@ -109,6 +109,8 @@ def _add_packages(target: Path, scratch: Path) -> list[tuple[str, str, str]]:
     """Copy programs and libraries out of Debian's packages; return their origins."""
     origins = []
     log = scratch / "log"
+    if os.geteuid() == 0:
+        packages.update(log)  # old lists name packages that are not there any more
     for name in (*_PROGRAMS, *_RDMA_CORE, *_PRIVATE):
         unpacked = scratch / name
         packages.download(name, unpacked, log)

@@ -176,11 +176,6 @@ def _device_host() -> str:
     raise errno_error(errno.ENODEV, why, hint)
 
 
-def _is_own(host: str) -> bool:
-    """Whether a numeric host is an address of loopback."""
-    return is_loopback((host, 0))
-
-
 async def _served(host: str, port: int) -> str:
     """The host; in place of a name or address of loopback that of a device."""
     if all(is_loopback(address) for address in await look_up(host, port)):
@@ -191,7 +186,7 @@ async def _served(host: str, port: int) -> str:
 def _resolved(host: str) -> str:
     """The numeric address of a host, as `_served`; it blocks while it is looked up."""
     host = ensure_ip(host)
-    return _device_host() if _is_own(host) else host
+    return _device_host() if is_loopback((host, 0)) else host
 
 
 def _refuse_encryption(address: str, arguments: dict[str, Any]) -> None:

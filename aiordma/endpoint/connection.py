@@ -49,6 +49,7 @@ from aiordma.endpoint.outcome import (
     ended_error,
     eof_error,
     left_error,
+    reserved_error,
     vanished_error,
     violation,
 )
@@ -71,11 +72,13 @@ from aiordma.link.adapter_side import reason_of
 from aiordma.link.ending import Ending, LastSteps
 from aiordma.link.keepalive import Keepalive, loop_id
 from aiordma.link.log_share import VIOLATIONS
+from aiordma.link.source import source_of
 from aiordma.link.tally import COUNTERS, ConnectionStats
 from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.memory.remote import RemoteRegion
+from aiordma.requests.budget import RequestBudget, Share
 from aiordma.requests.calls import Calls
 from aiordma.requests.exchange import Exchange
 from aiordma.requests.served import Requests
@@ -105,16 +108,9 @@ else:
         return function
 
 
-def _reserved(call: str) -> RuntimeError:
-    return RuntimeError(
-        f"the connection carries requests since its first request() or requests(): {call} would "
-        "take or send messages among them; use a second connection for messages"
-    )
-
-
 async def _no_send(buf: Any, imm: int | None = None) -> None:
     """In place of `send`, once the connection carries requests."""
-    raise _reserved("send()")
+    raise reserved_error("send()")
 
 
 class Connection:
@@ -128,6 +124,8 @@ class Connection:
         config: Its settings.
         private_data: Bytes that the peer's program sent with the handshake.
     """
+
+    _request_budget: RequestBudget | None = None  # a listener sets its own
 
     def __init__(self, link: Link, config: ConnectionConfig) -> None:
         self.config = config
@@ -277,7 +275,7 @@ class Connection:
         """Go on with a `recv` that is none of the frequent cases."""
         self._check_loop()
         if self._carries_requests:
-            raise _reserved("recv() and `async for`")
+            raise reserved_error("recv() and `async for`")
         return await self._receiver.recv()
 
     async def recv_into(self, buffer: Buffer) -> int:
@@ -319,7 +317,7 @@ class Connection:
         """
         self._check_loop()
         if self._carries_requests:
-            raise _reserved("recv_into()")
+            raise reserved_error("recv_into()")
         view = bytes_of("the buffer", buffer, writable=True)
         with view:
             if not view:
@@ -441,6 +439,12 @@ class Connection:
     def _frame_room(self) -> int:
         return self._state.eager_size
 
+    @property
+    def _request_share(self) -> Share | None:
+        if self._request_budget is None:
+            return None
+        return Share(self._request_budget, source_of(self._link.cm_id.destination_address))
+
     def _require_size(self, size: int) -> None:
         if size > self._state.eager_size:
             self._large.exposer.check_size(size)
@@ -521,7 +525,7 @@ class Connection:
         else:
             imm = fitting("imm", imm, 32)
             if self._carries_requests:
-                raise _reserved("write() with an immediate")
+                raise reserved_error("write() with an immediate")
             self._sender.require_open()
         self._check_loop()
         write = Opcode.RDMA_WRITE

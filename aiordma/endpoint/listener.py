@@ -48,6 +48,7 @@ from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.loop.steps import Steps
 from aiordma.loop.wait_line import WaitLine
 from aiordma.memory.byte_budget import PROCESS_BUDGET, ByteBudget
+from aiordma.requests.budget import RequestBudget
 
 __all__ = ["ConnectRequest", "Listener", "listen"]
 
@@ -124,6 +125,7 @@ class Listener:
         self.config = config
         self.limits = limits
         self._budget = ByteBudget(limits.max_large_message_bytes, PROCESS_BUDGET)
+        self._request_budget = RequestBudget(limits.request_bytes)
         self._pending: deque[ConnectRequest] = deque()
         self._ready: deque[Connection] = deque()
         self._waiters: WaitLine[None] = WaitLine()
@@ -331,6 +333,7 @@ class Listener:
             "unaccepted": self._unaccepted,
             **self._acceptor.seen(),
             "large_message_bytes": self._budget.used,
+            "request_bytes": self._request_budget.used,
         }
 
     def __repr__(self) -> str:
@@ -491,6 +494,7 @@ async def _made(
         link.close()
         request.refuse(RefusalReason.RESOURCES, "out of resources")
         raise
+    connection._request_budget = listener._request_budget
     # Not more than the client wants, and serves.
     offer = plan.offer(link.context.attributes, event.responder_resources, event.initiator_depth)
     peer = peer_text(request.peername)

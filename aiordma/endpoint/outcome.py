@@ -41,6 +41,7 @@ __all__ = [
     "ended_error",
     "eof_error",
     "left_error",
+    "reserved_error",
     "vanished_error",
     "violation",
 ]
@@ -80,6 +81,14 @@ _ABORTS = {
 def closed_error() -> ResourceClosedError:
     """This side has closed the connection; a new exception each time."""
     return ResourceClosedError(errno.ECONNABORTED, "the connection is closed")
+
+
+def reserved_error(call: str) -> RuntimeError:
+    """The connection carries requests, and `call` is for messages; a new exception each time."""
+    return RuntimeError(
+        f"the connection carries requests since its first request() or requests(): {call} would "
+        "take or send messages among them; use a second connection for messages"
+    )
 
 
 def eof_error() -> ResourceClosedError:

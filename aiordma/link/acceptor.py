@@ -276,6 +276,7 @@ class Acceptor:
             "connections": self.ledger.connections,
             "pinned_bytes": self.ledger.pinned,
             "large_message_bytes": 0,
+            "request_bytes": 0,
         }
 
     # Requests

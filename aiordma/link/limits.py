@@ -39,6 +39,11 @@ class ListenerLimits:
             and buffers that stay registered for the next message, in either direction.  A message
             that does not fit waits.  The process has a budget besides, see
             `set_large_message_budget`.
+        max_request_bytes: Bytes of requests that wait, or that handlers have, of all connections of
+            this listener at a time; 64 KiB of each connection do not count.  A request beyond them
+            is refused (`RequestOverloadedError`), and so is a request of a source that has its
+            share: three quarters of the bytes that the other sources leave.  None: a quarter of the
+            machine's memory.
         pressed_handshake_timeout_s: Seconds that a half-open client has to act while requests wait
             for its place, instead of `handshake_timeout_s`.  After that the client that has been
             half-open for longest is dropped, of the source that has most of them.
@@ -62,6 +67,7 @@ class ListenerLimits:
     max_pinned_bytes: int | None = None
     max_process_pinned_bytes: int | None = None
     max_large_message_bytes: int = 128 << 20
+    max_request_bytes: int | None = None
     pressed_handshake_timeout_s: float = 1.0
     max_wait_s: float = 3.0
     max_tls_handshakes: int = 256
@@ -80,10 +86,11 @@ class ListenerLimits:
                 ("max_pinned_bytes", 1, 1 << 50),
                 ("max_process_pinned_bytes", 1, 1 << 50),
                 ("max_large_message_bytes", 1 << 20, 1 << 50),
+                ("max_request_bytes", 1, 1 << 50),
                 ("max_tls_handshakes", 1, 1 << 16),
                 ("max_tls_handshakes_per_source", 1, 1 << 16),
             ),
-            optional=("max_pinned_bytes", "max_process_pinned_bytes"),
+            optional=("max_pinned_bytes", "max_process_pinned_bytes", "max_request_bytes"),
         )
         check_seconds(
             self,
@@ -103,6 +110,11 @@ class ListenerLimits:
     def process_pinned_bytes(self) -> int:
         """Bytes that connections of all listeners may pin."""
         return self.max_process_pinned_bytes or _half_of_memory()
+
+    @property
+    def request_bytes(self) -> int:
+        """Bytes of requests that connections of the listener may hold."""
+        return self.max_request_bytes or _half_of_memory() // 2
 
 
 def _half_of_memory() -> int:

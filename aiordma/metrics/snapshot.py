@@ -261,6 +261,7 @@ class ListenerMetrics:
         pinned_bytes: Bytes that count in `ListenerLimits.max_pinned_bytes`.
         large_message_bytes: Bytes that count in `ListenerLimits.max_large_message_bytes`, and those
             that the program holds.
+        request_bytes: Bytes that count in `ListenerLimits.max_request_bytes`.
     """
 
     kind: str
@@ -274,6 +275,7 @@ class ListenerMetrics:
     dropped: int = 0
     pinned_bytes: int = 0
     large_message_bytes: int = 0
+    request_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ Theory of operation
     a peer that has more under way than it was ever granted breaks the rules.  `_held` and
     `_held_bytes` count the requests that wait for the program, or that the program has: a canceled
     request is answered at once, but counts here until the program is done with it.  Beyond these
-    limits a request is refused.
+    limits, and where the budget of the listener is used up, a request is refused.
 
     An answer that was given up, because its task was canceled or the peer took nothing for too
     long, has left these counts, and an ERROR follows it.  A peer that takes nothing at all, and
@@ -18,6 +18,7 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +28,7 @@ from aiordma.arguments import check_kind
 from aiordma.errors import RequestError
 from aiordma.loop.running import check_loop, from_finalizer
 from aiordma.loop.wait_line import WaitLine
+from aiordma.requests.budget import FREE_BYTES, Share
 from aiordma.requests.outbox import Outbox
 from aiordma.requests.wire import (
     ANSWER_BODY,
@@ -142,8 +144,10 @@ class Request:
             return False
         self._answered = True
         served._numbers.pop(self._number, None)
-        served._held -= 1
+        served._held -= 1  # as `done`, without its call: it is the most frequent case
         served._held_bytes -= self._size
+        if served._held_bytes < served._narrow_below:
+            served._narrow()
         return True
 
     def fail(self, exc: BaseException) -> None:
@@ -247,8 +251,8 @@ class Served:
 
     __slots__ = (
         "_asked", "_ended", "_given_up", "_hard_limit", "_held", "_held_bytes", "_limit",
-        "_limit_bytes", "_line", "_numbers", "_outbox", "_queue", "_untold", "carrier", "loop",
-        "room", "sender",
+        "_limit_bytes", "_line", "_may_hold", "_narrow_below", "_numbers", "_outbox", "_queue",
+        "_share", "_untold", "carrier", "loop", "room", "sender",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, carrier: Carrier, outbox: Outbox) -> None:
@@ -264,6 +268,8 @@ class Served:
         self._given_up = 0  # answers that were given up, and whose ERROR waits for room
         self._queue: dict[Request, None] = {}
         self._held = self._held_bytes = 0
+        self._share: Share | None = carrier._request_share
+        self._see_share()
         self._line: WaitLine[None] = WaitLine()
         self._ended: Callable[[], BaseException | None] | None = None
 
@@ -321,9 +327,11 @@ class Served:
             text = f"{self._held} requests wait, or are being served"
         elif self._held and self._held_bytes + size > self._limit_bytes:
             text = f"{self._held_bytes} bytes of requests wait, or are being served"
+        elif (held := self._held_bytes + size) > self._may_hold and not self._widen(held):
+            text = "the requests of all clients, or of those of this machine, take all the memory"
         else:
             self._held += 1
-            self._held_bytes += size
+            self._held_bytes = held
             request = Request(self, number, deadline, body)
             self._numbers[number] = request
             self._queue[request] = None
@@ -419,6 +427,31 @@ class Served:
         """The program is done with a request of this size."""
         self._held -= 1
         self._held_bytes -= size
+        if self._held_bytes < self._narrow_below:
+            self._narrow()
+
+    def _widen(self, held: int) -> bool:
+        """Make room for so many bytes; return whether there is."""
+        share = self._share
+        if share is None or share.widen(held):
+            self._see_share()
+            return True
+        return False
+
+    def _narrow(self) -> None:
+        """Give back the room that the requests do not need any more."""
+        if self._share is not None:
+            self._share.narrow(self._held_bytes)
+            self._see_share()
+
+    def _see_share(self) -> None:
+        share = self._share
+        if share is None:
+            self._may_hold, self._narrow_below = sys.maxsize, 0
+        else:
+            self._may_hold = share.size
+            # Half, so that a client that asks again and again does not have it taken and given.
+            self._narrow_below = share.size >> 1 if share.size > FREE_BYTES else 0
 
     # End
 

@@ -24,6 +24,7 @@ from aiordma.errors import (
     RequestRefusedError,
     RequestUnknownError,
 )
+from aiordma.requests.budget import Share
 
 __all__ = [
     "ANSWER_BODY", "BODY_FOLLOWS", "GIVEN_UP", "HEADER_SIZE", "INITIAL_BYTES", "INITIAL_REQUESTS",
@@ -140,6 +141,10 @@ class Carrier(Protocol):
     @property
     def _frame_room(self) -> int:
         """Bytes of a message that fits into a slot."""
+
+    @property
+    def _request_share(self) -> Share | None:
+        """The share of the budget of requests; None of a connection that no listener has."""
 
     def is_closing(self) -> bool:
         """Whether the connection is closed, closing or lost."""

@@ -7,21 +7,18 @@ the same array, and answers with the seconds that all took.  The client prints o
 
 from __future__ import annotations
 
-import asyncio
-import json
 import struct
 import sys
 import time
 
 import numpy as np
-import uvloop
 
 import aiordma
+from tests.bench.large_ends import run
 
 __all__ = ["main"]
 
 SIZE, COUNT = 64 << 20, 2
-LIMIT_S = 3000
 SECONDS = struct.Struct("d")
 
 
@@ -59,19 +56,7 @@ async def measure(address: str, port: int, config: aiordma.ConnectionConfig) -> 
 
 def main(words: list[str]) -> int:
     """Run one end; returns the exit status."""
-    role, address, port, check = words
-    config = aiordma.ConnectionConfig(check_large=check == "checked")
-
-    async def end() -> None:
-        async with asyncio.timeout(LIMIT_S):
-            if role == "server":
-                await serve(address, int(port), config)
-            else:
-                print(json.dumps(await measure(address, int(port), config)))
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(end())
-    return 0
+    return run(serve, measure, words)
 
 
 if __name__ == "__main__":

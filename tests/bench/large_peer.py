@@ -6,21 +6,17 @@ receive, so that each half has one checksum made and one compared, or none with 
 
 from __future__ import annotations
 
-import asyncio
-import json
 import sys
 import time
 
-import uvloop
-
 import aiordma
+from tests.bench.large_ends import run
 
 __all__ = ["SIZES", "main"]
 
 #: Bytes; none has room in a slot.
 SIZES = (16_384, 65_536, 262_144, 1 << 20, 4 << 20)
 TRIPS, WARM_UP = 24, 4
-LIMIT_S = 3000
 
 
 async def serve(address: str, port: int, config: aiordma.ConnectionConfig) -> None:
@@ -52,19 +48,7 @@ async def measure(address: str, port: int, config: aiordma.ConnectionConfig) -> 
 
 def main(words: list[str]) -> int:
     """Run one end; returns the exit status."""
-    role, address, port, check = words
-    config = aiordma.ConnectionConfig(check_large=check == "checked")
-
-    async def end() -> None:
-        async with asyncio.timeout(LIMIT_S):
-            if role == "server":
-                await serve(address, int(port), config)
-            else:
-                print(json.dumps(await measure(address, int(port), config)))
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(end())
-    return 0
+    return run(serve, measure, words)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 import aiordma
 from aiordma._ffi import load_error
 
-NOBODY = 65534
+USER = 65534
 LIMIT_S = 100
 CONNECTIONS = 50
 #: Bytes of messages, and how many of each connection.
@@ -112,8 +112,8 @@ if __name__ == "__main__":
     load_error()  # the libraries, while their files may be read
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (MEMLOCK, MEMLOCK))
     os.setgroups([])
-    os.setresgid(NOBODY, NOBODY, NOBODY)
-    os.setresuid(NOBODY, NOBODY, NOBODY)
+    os.setresgid(USER, USER, USER)
+    os.setresuid(USER, USER, USER)
     if sys.argv[2:] == ["pairs"]:
         asyncio.run(pairs(sys.argv[1]))
     elif sys.argv[2:] == ["transfers"]:

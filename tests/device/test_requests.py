@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -464,6 +465,43 @@ async def test_a_flood_within_the_rules_is_refused(address: str) -> None:
                 kinds[bytes(await bad.recv())[2]] += 1
         assert kinds == {Kind.ERROR: 492}
         assert begun == 8
+
+
+async def test_all_requests_of_a_listener_have_a_budget(address: str) -> None:
+    """Of many connections of a source, whose requests the handlers do not answer."""
+    mib = 1 << 20
+    limits = ListenerLimits(max_request_bytes=8 * mib)
+    going_on = asyncio.Event()
+
+    async def serve(request: aiordma.Request) -> bytes:
+        await going_on.wait()
+        return b"done"
+
+    async def outcome(client: aiordma.Connection) -> str:
+        try:
+            return bytes(await client.request(bytes(mib))).decode()
+        except aiordma.RequestOverloadedError:
+            return "refused"
+
+    def held() -> int:
+        (listener,) = aiordma.metrics.snapshot().listeners
+        return listener.request_bytes
+
+    async with (
+        aiordma.serve_requests(serve, address, 0, limits=limits) as server,
+        asyncio.timeout(LIMIT_S),
+        contextlib.AsyncExitStack() as clients,
+    ):
+        connect = partial(aiordma.connect, address, server.port)
+        crowd = [await clients.enter_async_context(connect()) for _ in range(5)]
+        tasks = [asyncio.create_task(outcome(each)) for each in crowd for _ in range(4)]
+        refused = len(tasks) - 6  # three quarters of the budget are this source's
+        await until(lambda: sum(task.done() for task in tasks) >= refused, LIMIT_S)
+        assert 5 * mib < held() <= 6 * mib
+        going_on.set()
+        assert Counter(await asyncio.gather(*tasks)) == {"done": 6, "refused": refused}
+        assert await crowd[0].request(bytes(mib)) == b"done"
+        await until(lambda: held() == 0, LIMIT_S)
 
 
 async def test_a_source_has_no_more_tracebacks_logged_than_its_share(

@@ -33,7 +33,7 @@ from aiordma._ffi import load_error
 
 __all__ = ["NUMBER_OF_MESSAGES", "Figures", "crowd", "memlock_of"]
 
-NOBODY = 65534
+USER = 65534
 #: Bytes of RLIMIT_MEMLOCK for each connection of a process: 1 GiB for 10,000.
 MEMLOCK_EACH = (1 << 30) // 10_000
 MEMLOCK_LEAST = 8 << 20
@@ -259,8 +259,8 @@ def main(role: str, address: str, number: str, loop: str, *port: str) -> None:
     memlock = memlock_of(int(number))
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (memlock, memlock))
     os.setgroups([])
-    os.setresgid(NOBODY, NOBODY, NOBODY)
-    os.setresuid(NOBODY, NOBODY, NOBODY)
+    os.setresgid(USER, USER, USER)
+    os.setresuid(USER, USER, USER)
     with asyncio.Runner(loop_factory=factory) as runner:
         if role == "server":
             runner.run(Server(int(number)).run(address))

@@ -19,7 +19,7 @@ from aiordma._ffi import load_error
 from aiordma.cli import doctor
 from aiordma.cm import EventChannel
 
-NOBODY = 65534
+USER = 65534
 LIMIT_S = 20
 
 
@@ -54,8 +54,8 @@ if __name__ == "__main__":
     limit = int(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, limit))
     os.setgroups([])
-    os.setresgid(NOBODY, NOBODY, NOBODY)
-    os.setresuid(NOBODY, NOBODY, NOBODY)
+    os.setresgid(USER, USER, USER)
+    os.setresuid(USER, USER, USER)
     told(f"unavailable: {aiordma.why_unavailable()}", None)
     asyncio.run(main(sys.argv[1]))
     doctor.run(as_json=True)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-_NOBODY = 65534
+_USER = 65534
 _NEW_SPACES = 0x00020000 | 0x40000000 | 0x20000000  # mount points, network, processes
 _PRIVATE, _BIND, _RECURSIVE = 1 << 18, 1 << 12, 1 << 14
 #: Libraries that come with the C library.
@@ -45,8 +45,8 @@ def main() -> None:
     os.chroot(root)
     os.chdir("/home")
     os.setgroups([])
-    os.setgid(_NOBODY)
-    os.setuid(_NOBODY)
+    os.setgid(_USER)
+    os.setuid(_USER)
     # A process that has changed its user may not be traced, which a first exec ends.
     os.execve(
         sys.argv[2], sys.argv[2:], {"HOME": "/home", "PATH": "/home/venv/bin:/opt/python/bin"}
@@ -57,7 +57,7 @@ def _fill(root: Path) -> None:
     for name in ("opt/python", "proc", "dev", "sys", "run", "tmp", "home"):
         (root / name).mkdir(parents=True)
     (root / "tmp").chmod(0o1777)
-    os.chown(root / "home", _NOBODY, _NOBODY)
+    os.chown(root / "home", _USER, _USER)
     modules = Path(os.__file__).with_name("lib-dynload").glob("*.so")
     files = [os.path.realpath(sys.executable), *map(str, modules)]
     told = subprocess.run(["ldd", *files], capture_output=True, text=True, timeout=60, check=False)

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from clean_roots import FIRST_MESSAGE
 
 from aiordma.testing.softroce import InfrastructureError, bundle
 
@@ -17,21 +18,6 @@ from .building import BUILD_S, build_wheel, call_tool
 from .conftest import LIMIT, REPOSITORY, Runner
 
 pytestmark = [pytest.mark.uml, pytest.mark.timeout(900)]
-
-_FIRST = """
-import asyncio
-import aiordma
-
-async def main():
-    async with aiordma.listen("10.80.0.1", 0) as listener:
-        async with aiordma.connect("10.80.0.1", listener.port) as client:
-            server = await listener.accept()
-            await client.send(b"hello")
-            print(bytes(await server.recv()))
-            await server.close()
-
-asyncio.run(main())
-"""
 
 _TEST = """
 async def test_messages(rdma_pair):
@@ -101,7 +87,7 @@ def root(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> MinimalRoot:
         (home / path.name).write_bytes(path.read_bytes())
     fetch = ("download", "-q", "--dest", home, "cffi", "pytest", "pytest-asyncio")
     call_tool(sys.executable, "-m", "pip", *fetch, cwd=folder, seconds=BUILD_S)
-    (home / "first.py").write_text(_FIRST)
+    (home / "first.py").write_text(FIRST_MESSAGE)
     (home / "test_first.py").write_text(_TEST)
     (home / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
     made.must("/opt/python/bin/python3", "-m", "venv", "/home/venv")

@@ -175,7 +175,7 @@ class WriteBehind:
             self._filled = 0
 
     async def finish(self) -> str:
-        """Write what is left; return SHA-256 of the whole in hexadecimal digits.
+        """Write the rest of the bytes; return SHA-256 of all bytes in hexadecimal digits.
 
         Raises:
             TransferError: The bytes cannot be written.

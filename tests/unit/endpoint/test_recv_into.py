@@ -1,4 +1,4 @@
-"""`recv_into` over the fake adapter: copies, READs into the program's memory, who is next."""
+"""`recv_into` over the fake adapter: copies, READs into memory of the program, the tasks' order."""
 
 from __future__ import annotations
 
@@ -78,6 +78,18 @@ async def until_read(wire: Wire, count: int) -> None:
                 break
         await settle(1)
     raise AssertionError(f"{len(wire.links[1].reads)} READs, not {count}")
+
+
+async def in_the_middle(
+    config: ConnectionConfig = CONFIG,
+) -> tuple[Wire, bytearray, asyncio.Task[int], asyncio.Task[None]]:
+    """A large message of which some READs are under way: its buffer, and the tasks of both ends."""
+    wire = await opened(config)
+    buffer = bytearray(LARGE)
+    receiving = asyncio.create_task(wire.ends[1].recv_into(buffer))
+    sending = asyncio.create_task(wire.ends[0].send(some(LARGE)))
+    await until_read(wire, 4)
+    return wire, buffer, receiving, sending
 
 
 @pytest.mark.parametrize("size", [0, 1, 48, 64, 200, LARGE])
@@ -249,11 +261,7 @@ def test_tasks_in_line_get_the_messages_in_their_order(run: Run, seed: int) -> N
 @pytest.mark.parametrize("served", [0, 1, 2])
 def test_a_canceled_read_is_waited_for_and_done_anew(run: Run, served: int) -> None:
     async def main() -> None:
-        wire = await opened()
-        buffer = bytearray(LARGE)
-        receiving = asyncio.create_task(wire.ends[1].recv_into(buffer))
-        sending = asyncio.create_task(wire.ends[0].send(some(LARGE)))
-        await until_read(wire, 4)
+        wire, buffer, receiving, sending = await in_the_middle()
         for _ in range(served):
             wire.links[1].read()
             await settle()
@@ -333,11 +341,9 @@ def test_a_coroutine_that_is_closed_leaves_the_message(run: Run) -> None:
 
 def test_reads_that_hang_end_with_the_connection(run: Run) -> None:
     async def main() -> None:
-        wire = await opened(dataclasses.replace(CONFIG, fetch_timeout_s=0.05))
-        buffer = bytearray(LARGE)
-        receiving = asyncio.create_task(wire.ends[1].recv_into(buffer))
-        sending = asyncio.create_task(wire.ends[0].send(some(LARGE)))
-        await until_read(wire, 4)
+        wire, buffer, receiving, sending = await in_the_middle(
+            dataclasses.replace(CONFIG, fetch_timeout_s=0.05)
+        )
         receiving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await receiving
@@ -355,11 +361,7 @@ def test_reads_that_hang_end_with_the_connection(run: Run) -> None:
 
 def test_a_connection_that_breaks_in_the_middle(run: Run) -> None:
     async def main() -> None:
-        wire = await opened()
-        buffer = bytearray(LARGE)
-        receiving = asyncio.create_task(wire.ends[1].recv_into(buffer))
-        sending = asyncio.create_task(wire.ends[0].send(some(LARGE)))
-        await until_read(wire, 4)
+        wire, buffer, receiving, sending = await in_the_middle()
         wire.links[1].fail(ConnectionResetError(errno.ECONNRESET, "lost"))
         with pytest.raises(ConnectionLostError):
             await receiving
@@ -374,11 +376,7 @@ def test_a_connection_that_breaks_in_the_middle(run: Run) -> None:
 
 def test_a_close_in_the_middle(run: Run) -> None:
     async def main() -> None:
-        wire = await opened()
-        buffer = bytearray(LARGE)
-        receiving = asyncio.create_task(wire.ends[1].recv_into(buffer))
-        sending = asyncio.create_task(wire.ends[0].send(some(LARGE)))
-        await until_read(wire, 4)
+        wire, buffer, receiving, sending = await in_the_middle()
         closing = asyncio.create_task(wire.ends[1].close())
         await settle()
         with pytest.raises(ResourceClosedError):

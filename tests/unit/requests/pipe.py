@@ -9,6 +9,7 @@ from typing import Any
 
 from aiordma._core import Message
 from aiordma.errors import ConnectionLostError, MessageTooLargeError, ResourceClosedError
+from aiordma.requests.budget import Share
 from aiordma.requests.exchange import Exchange
 from aiordma.requests.served import Requests
 
@@ -25,7 +26,8 @@ class End:
         cause: The reason for which its requests ended it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, share: Share | None = None) -> None:
+        self.share = share
         self.loop = asyncio.get_running_loop()
         self.peer: End | None = None
         self.credits: int | None = None
@@ -96,6 +98,10 @@ class End:
     def _frame_room(self) -> int:
         return ROOM
 
+    @property
+    def _request_share(self) -> Share | None:
+        return self.share
+
     def is_closing(self) -> bool:
         return self.over is not None
 
@@ -143,9 +149,9 @@ async def lone() -> End:
     return end
 
 
-async def joined() -> tuple[End, End]:
-    """Client, server."""
-    client, server = End(), End()
+async def joined(share: Share | None = None) -> tuple[End, End]:
+    """Client, server; the server has a share of a budget."""
+    client, server = End(), End(share)
     client.peer, server.peer = server, client
     for end in (client, server):
         end.exchange.start()
