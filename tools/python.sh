@@ -119,6 +119,8 @@ deps_ensure() {
 # The extension and the editable install: again whenever what goes into them has changed.
 build_ensure() {
     local key
+    # `pip install .` leaves it in the checkout, where its old entry points hide those of .venv.
+    rm -rf "$ROOT"/*.egg-info
     key=$(cd "$ROOT" && cat pyproject.toml setup.py build_ffi.py aiordma/_{core,ffi}/*.h \
         $(compgen -G 'aiordma/_*/*.c' | grep -v '/_rdma') \
         /usr/include/infiniband/verbs.h /usr/include/rdma/rdma_cma.h | sha256sum) ||
