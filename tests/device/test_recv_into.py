@@ -352,7 +352,7 @@ async def test_an_end_in_the_middle(
     async with paired(address, config) as ends:
         client, server = ends
         reads = note_reads(server, monkeypatch)
-        buffer = bytearray(32 * MIB)
+        buffer = bytearray(12 * MIB)
         receiving = asyncio.create_task(server.recv_into(buffer))
         sending = asyncio.create_task(client.send(bytes(len(buffer))))
         await until(lambda: len(reads) > 3, 30)

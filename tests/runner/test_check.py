@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aiordma.testing.softroce import cache, check, cli, host, kernel_build, packages
+from aiordma.testing.softroce import cache, check, cli, host, kernel_build, packages, uml
 
 from .conftest import Runner
 
@@ -134,3 +134,34 @@ def test_options_are_checked_too(capfd: pytest.CaptureFixture[str]) -> None:
     assert "--check takes no command" in capfd.readouterr().err
     assert cli.main(["--check", "--engine", "uml", "--counted"]) == 1
     assert "--engine qemu" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("count", [65530, uml.MAPPINGS_WANTED])
+def test_few_pieces_of_memory_are_told_and_are_no_fault(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    limit = tmp_path / "max_map_count"
+    limit.write_text(f"{count}\n")
+    monkeypatch.setattr(uml, "MAPPINGS", limit)
+    cli.main(["--check", "--engine", "uml"])
+    text = _lines(capfd)["ok pieces of memory"]
+    assert text.startswith(f"{count} for a process")
+    assert ("uses more than 255 MB" in text and uml.MAPPINGS_REMEDY in text) == (count == 65530)
+
+
+@pytest.mark.parametrize(("before", "after"), [(65530, 1_048_576), (2_000_000, 2_000_000)])
+def test_pieces_of_memory_are_raised_and_never_lowered(
+    before: int, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = tmp_path / "max_map_count"
+    limit.write_text(f"{before}\n")
+    monkeypatch.setattr(uml, "MAPPINGS", limit)
+    uml.raise_mappings()
+    assert int(limit.read_text()) == after
+
+
+def test_pieces_of_memory_that_may_not_be_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uml, "MAPPINGS", tmp_path / "absent")
+    uml.raise_mappings()

@@ -19,10 +19,12 @@ from .conftest import eventually, members
 
 #: Makes processes of its own, as a kernel does that is a program.
 _FAMILY = "sleep 1000 & sleep 1000 & echo started; wait"
-#: A parent that starts the keeper, says its process id, and does nothing else.
+#: A parent that starts the keeper, says its process id, and does nothing else. It says that on a
+#: stream of its own: the family writes to the other as soon as it runs, maybe before the parent.
 _PARENT = (
     "import os, subprocess, sys, time;"
-    "print(subprocess.Popen([*sys.argv[1:3], str(os.getpid()), *sys.argv[3:]]).pid, flush=True);"
+    "print(subprocess.Popen([*sys.argv[1:3], str(os.getpid()), *sys.argv[3:]]).pid,"
+    "file=sys.stderr, flush=True);"
     "time.sleep(1000)"
 )
 
@@ -168,15 +170,18 @@ def test_the_parents_death() -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", _PARENT, sys.executable, str(LAUNCH), "sh", "-c", _FAMILY],
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     assert parent.stdout is not None
-    session = int(parent.stdout.readline())
+    assert parent.stderr is not None
+    session = int(parent.stderr.readline())
     assert parent.stdout.readline() == b"started\n"
     assert len(members(session)) == 4
     parent.kill()
     parent.wait(timeout=30)
     assert eventually(lambda: not members(session))
     parent.stdout.close()
+    parent.stderr.close()
 
 
 def test_a_parent_that_has_died_before() -> None:

@@ -54,6 +54,19 @@ def test_siw(softroce: Runner) -> None:
     assert done.stdout.count(b"ping data: rdma-ping-") == 5
 
 
+@pytest.mark.parametrize("verbose", [(), ("-v",)])
+@pytest.mark.parametrize("status", [0, 139])
+def test_a_process_for_which_the_host_had_no_memory(
+    softroce: Runner, verbose: tuple[str, ...], status: int
+) -> None:
+    """The words are those of the kernel; the real fault takes 65,530 pages that lie apart."""
+    words = "UML ran out of memory on the host side! This can happen due to a memory limitation"
+    script = f"echo '<3>{words}' > /dev/kmsg; exit {status}"
+    done = softroce(*UML, *verbose, "--", "sh", "-c", script)
+    assert done.returncode == status
+    assert (b"sudo sysctl -w vm.max_map_count=" in done.stderr) == (status != 0)
+
+
 def test_virtual_time(softroce: Runner) -> None:
     begin = time.monotonic()
     # From uptime to uptime: the boot may sleep in virtual time, too, for as long as it likes.

@@ -87,7 +87,22 @@ def _uml(options: Options) -> Iterator[Finding]:
         yield Finding("file for the guest's memory", f"in {folder}")
     except SoftroceError as error:
         yield Finding("file for the guest's memory", str(error), good=False)
+    yield _mappings()
     yield _ptrace()
+
+
+def _mappings() -> Finding:
+    """Never missing: a guest runs, and only its large processes are in danger."""
+    count = uml.mappings()
+    if count is None:
+        return Finding("pieces of memory", "their limit is not known")
+    text = f"{count} for a process"
+    if count < uml.MAPPINGS_WANTED:
+        text += (
+            f"; one that uses more than {count >> 8} MB in the guest may be killed, unless that is "
+            f"raised: {uml.MAPPINGS_REMEDY}"
+        )
+    return Finding("pieces of memory", text)
 
 
 def _bundle(bundled: bundle.Bundle) -> Iterator[Finding]:

@@ -96,7 +96,11 @@ def options_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="say what is missing on this machine, and end with 0 if nothing is, else with 1",
     )
-    add("--install", action="store_true", help="as root, install packages that are missing")
+    add(
+        "--install",
+        action="store_true",
+        help="as root, install packages that are missing, and raise vm.max_map_count",
+    )
     add("-v", "--verbose", action="store_true", help="show the logs of the kernel and of a build")
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser

@@ -86,17 +86,26 @@ def request(
 class Guest:
     """One guest from boot to power-off."""
 
-    def __init__(self, options: Options, boot_seconds: float, log_name: str) -> None:
+    def __init__(
+        self,
+        options: Options,
+        boot_seconds: float,
+        log_name: str,
+        remedies: Mapping[bytes, str] | None = None,
+    ) -> None:
         """Make the channels.
 
         Args:
             options: of the run.
             boot_seconds: until the first process of the guest must have reported.
             log_name: name of the guest's kernel in messages.
+            remedies: words of that kernel that explain a failure of the command, each with the
+                sentence that is said then.
         """
         self._options = options
         self._boot_seconds = boot_seconds
         self._log_name = log_name
+        self._remedies = remedies or {}
         self._ours: list[socket.socket] = []
         self._theirs: list[socket.socket] = []
         for _ in range(4):
@@ -185,6 +194,9 @@ class Guest:
                 for output, count in zip(outputs, talk.counts, strict=True)
             ):
                 self._give_back()
+                if talk.status:
+                    self._take_rest_of_log(log, log_open)
+                    self._say_remedies()
                 return STATUS_SIGNAL_BASE + ending if ending else talk.status
             if not talk.open and all(output.idle and not output.open for output in outputs):
                 break
@@ -274,6 +286,11 @@ class Guest:
     def _take_rest_of_log(self, log: socket.socket, is_open: bool) -> None:
         while is_open and log.fileno() in _poll({log.fileno(): select.POLLIN}, 0.0):
             is_open = self._take_log(log)
+
+    def _say_remedies(self) -> None:
+        for words, sentence in self._remedies.items():
+            if words in self._log:
+                tools.say(sentence)
 
     def _failure(self, text: str) -> InfrastructureError:
         lines = self._log.decode(errors="replace").replace("\r", "").strip().splitlines()

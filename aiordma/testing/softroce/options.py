@@ -68,7 +68,7 @@ class Options:
         tty: the command has a terminal, of the size of the runner's; with `interactive`, standard
             input has to be one, and each key goes to the command. Standard error is part of it,
             unless the runner's goes elsewhere.
-        install: install packages that are missing, as root.
+        install: install packages that are missing, as root, and raise ``vm.max_map_count``.
         verbose: show the log of the guest's kernel and of a build.
     """
 

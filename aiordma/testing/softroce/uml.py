@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,12 @@ from .options import Options
 #: Bytes.
 DEFAULT_MEMORY = 1 << 30
 _BOOT_SECONDS = 120.0
+#: How many pieces of memory a process of the host may map; a process of the guest is one.
+MAPPINGS = Path("/proc/sys/vm/max_map_count")
+#: The limit of newer distributions. Linux itself has 65,530, with which pages of 4 KiB that lie
+#: apart in the memory of the guest make no more than 256 MiB.
+MAPPINGS_WANTED = 1_048_576
+MAPPINGS_REMEDY = f"sudo sysctl -w vm.max_map_count={MAPPINGS_WANTED}"
 
 
 def check(options: Options) -> None:
@@ -43,7 +50,9 @@ def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
     else:
         linux = bundled.kernel
     memory = options.memory or DEFAULT_MEMORY
-    machine = guest.Guest(options, _BOOT_SECONDS, "the guest's kernel")
+    if options.install:
+        raise_mappings()
+    machine = guest.Guest(options, _BOOT_SECONDS, "the guest's kernel", _remedies())
     command = _command_line(linux, memory, machine.descriptors, options)
     told = network.environment(options, "uml")
     if bundled is not None:
@@ -58,6 +67,31 @@ def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
         "GLIBC_TUNABLES": "glibc.pthread.rseq=0",
     }
     return machine.run(command, surroundings, message, stdout=stdout, log_is_stdout=True)
+
+
+def mappings() -> int | None:
+    """Return how many pieces of memory a process may map here; None if that is not known."""
+    try:
+        return int(MAPPINGS.read_text())
+    except OSError:
+        return None
+
+
+def raise_mappings() -> None:
+    """As root, let processes map as many pieces of memory as newer distributions do."""
+    # Not allowed in most containers, even for root. A guest runs without it, too.
+    count = mappings()
+    with contextlib.suppress(OSError):
+        if count is not None and count < MAPPINGS_WANTED:
+            MAPPINGS.write_text(f"{MAPPINGS_WANTED}\n")
+
+
+def _remedies() -> dict[bytes, str]:
+    return {
+        # It is the kernel's only word of it: the process ends as after a wrong address.
+        b"UML ran out of memory on the host side": "the guest's kernel killed a process, for which "
+        "this machine mapped no more pieces of memory. To have more of them: " + MAPPINGS_REMEDY
+    }
 
 
 def _command_line(
