@@ -160,6 +160,19 @@ def test_pieces_of_memory_are_raised_and_never_lowered(
     assert int(limit.read_text()) == after
 
 
+@pytest.mark.uml
+@pytest.mark.parametrize("asked", [True, False])
+def test_pieces_of_memory_are_raised_if_that_is_asked_for(
+    asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = tmp_path / "max_map_count"
+    limit.write_text("65530\n")
+    monkeypatch.setattr(uml, "MAPPINGS", limit)
+    monkeypatch.setenv("AIORDMA_SOFTROCE_INSTALL", "1" if asked else "")
+    assert cli.main(["--engine", "uml", "--", "true"]) == 0
+    assert int(limit.read_text()) == (uml.MAPPINGS_WANTED if asked else 65530)
+
+
 def test_pieces_of_memory_that_may_not_be_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

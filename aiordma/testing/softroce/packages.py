@@ -30,6 +30,11 @@ def missing(packages: Sequence[str]) -> list[str]:
     return [package for package in packages if package not in installed]
 
 
+def may_change_the_system(install: bool) -> bool:
+    """Return whether that is asked for, by the option ``--install`` or by the environment."""
+    return install or os.environ.get("AIORDMA_SOFTROCE_INSTALL") == "1"
+
+
 def ensure(
     packages: Sequence[str],
     purpose: str,
@@ -64,7 +69,7 @@ def ensure(
             f"{purpose} needs packages that are not installed; run\n"
             f"  sudo apt-get install --no-install-recommends {words}"
         )
-    if not install and os.environ.get("AIORDMA_SOFTROCE_INSTALL") != "1":
+    if not may_change_the_system(install):
         raise InfrastructureError(
             f"{purpose} needs packages that are not installed; run\n"
             f"  apt-get install --no-install-recommends {words}\n"

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import bundle, guest, network
+from . import bundle, guest, network, packages
 from .errors import InfrastructureError, UsageError
 from .kernel_build import kernel
 from .options import Options
@@ -50,7 +50,7 @@ def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
     else:
         linux = bundled.kernel
     memory = options.memory or DEFAULT_MEMORY
-    if options.install:
+    if packages.may_change_the_system(options.install):
         raise_mappings()
     machine = guest.Guest(options, _BOOT_SECONDS, "the guest's kernel", _remedies())
     command = _command_line(linux, memory, machine.descriptors, options)
