@@ -219,6 +219,23 @@ class Server:
         self._asked.set()
         self.listener.close()
 
+    async def wait_closed(self) -> None:
+        """Wait until the server is closed, every handler has ended, and the port is free again.
+
+        It ends no handler, as that of `asyncio.Server` does not: `stop` does.
+
+        Raises:
+            RuntimeError: Not in the server's event loop.
+
+        Cancellation: ends the wait.
+        """
+        check_loop(self._loop, "server")
+        await self._asked.wait()
+        await asyncio.wait([self._accepting])
+        while self._connections:
+            await asyncio.wait(self._connections)
+        await self.listener.wait_closed()
+
     async def stop(self) -> None:
         """Close, let handlers finish for `grace_s`, then cancel those that are left.  Idempotent.
 

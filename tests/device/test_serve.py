@@ -199,6 +199,26 @@ async def test_a_canceled_end_cancels_the_handlers(address: str) -> None:
                 await client.recv()
 
 
+async def test_wait_closed_waits_for_the_end_of_each_handler(address: str) -> None:
+    server = await aiordma.serve(echo, address, 0)
+    port = server.port
+    waits = [asyncio.create_task(server.wait_closed()) for _ in range(2)]
+    async with aiordma.connect(address, port) as client:
+        assert await ask(client) == b"?"
+        assert not any(wait.done() for wait in waits)  # as long as it is open
+        server.close()
+        assert await ask(client) == b"?"  # it ends no handler
+        waits.pop().cancel()
+        assert not waits[0].done()
+    async with asyncio.timeout(LIMIT_S):
+        await waits[0]
+        await server.wait_closed()
+    assert not server.connections
+    async with aiordma.serve(echo, address, port) as again:
+        assert again.port == port
+    await again.wait_closed()
+
+
 async def test_close_ends_serve_forever_and_waits_for_handlers(address: str) -> None:
     async with aiordma.serve(echo, address, 0) as server:
         forever = asyncio.create_task(server.serve_forever(signals=False))
