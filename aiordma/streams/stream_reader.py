@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import ssl as ssl_module
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,10 @@ __all__ = ["READER_LIMIT", "RdmaStreamReader", "RdmaStreamWriter"]
 #: Bytes that a reader keeps by default before the peer has to wait, as asyncio's.
 READER_LIMIT = 64 * 1024
 _EVERYTHING = 1 << 32
+#: Lengths of `readexactly` for which the bytes object that it returns is made before the bytes
+#: have come: below, a copy costs less; above, the length is perhaps a word of the peer's that is
+#: never made true, and memory is taken for bytes that are there.
+_AHEAD = range(64 * 1024, (64 << 20) + 1)
 
 
 class RdmaStreamReader(asyncio.StreamReader):
@@ -206,12 +211,50 @@ class RdmaStreamReader(asyncio.StreamReader):
                 return there
         # A task that waits for many bytes is not resumed for each message of them.
         source, buffer = self._source(), self._buffer
+        if n in _AHEAD and source is not None and self._exception is None and not self._eof:
+            return await self._read_ahead(source, n)
         while source is not None and self._exception is None and len(buffer) < n:
             buffer += source.some(n - len(buffer))
             if self._eof or len(buffer) == n:
                 break
             await self._wait(source, "readexactly", n - len(buffer))
         return await super().readexactly(n)
+
+    async def _read_ahead(self, source: Incoming, n: int) -> bytes:
+        """Copy each byte once, into the very object that is returned."""
+        # getvalue() is the object that was given, as long as nothing else refers to that.
+        made, filled = io.BytesIO(bytes(n)), 0
+        with made.getbuffer() as view:
+            try:
+                while filled < n and self._exception is None:
+                    if self._buffer:
+                        filled += self._from_buffer(view, filled)
+                        continue
+                    with view[filled:] as rest:
+                        count = source.take(rest)
+                    filled += count
+                    if count:
+                        continue
+                    if self._eof:
+                        raise asyncio.IncompleteReadError(bytes(view[:filled]), n)
+                    await self._wait(source, "readexactly", n - filled)
+                if filled < n:
+                    assert self._exception is not None
+                    raise self._exception
+            except asyncio.IncompleteReadError:
+                raise
+            except BaseException:
+                self._buffer[:0] = view[:filled]
+                raise
+        self._maybe_resume_transport()
+        return made.getvalue()
+
+    def _from_buffer(self, view: memoryview, start: int) -> int:
+        """Move bytes of the reader into `view`, from `start` on; return how many."""
+        count = min(len(view) - start, len(self._buffer))
+        view[start : start + count] = self._buffer[:count]
+        del self._buffer[:count]
+        return count
 
     async def readinto(self, buffer: Any) -> int:
         """Read into `buffer`, without a copy in between where the stream has none yet.
@@ -253,9 +296,7 @@ class RdmaStreamReader(asyncio.StreamReader):
                     await self._wait_for_data("readinto")
                 else:
                     await self._wait(source, "readinto", 1)
-            count = min(len(view), len(self._buffer))
-            view[:count] = self._buffer[:count]
-            del self._buffer[:count]
+            count = self._from_buffer(view, 0)
             self._maybe_resume_transport()
             return count
         except BaseException:

@@ -145,7 +145,7 @@ async def test_a_conversation(address: str, late: bool, size: int) -> None:
     assert await for_every_step(scenario, late=late) >= 5
 
 
-@pytest.mark.parametrize("how", ["drain", "read", "readinto"])
+@pytest.mark.parametrize("how", ["drain", "read", "readexactly", "readinto"])
 async def test_what_was_canceled_can_go_on(address: str, late: bool, how: str) -> None:
     """A wait that is canceled takes no byte with it."""
 
@@ -160,6 +160,8 @@ async def test_what_was_canceled_can_go_on(address: str, late: bool, how: str) -
                     return b""
                 if how == "read":
                     return await reader.read(200_000)
+                if how == "readexactly":
+                    return await reader.readexactly(100_000)
                 return bytes(into[: await reader.readinto(into)])
 
             waiting = asyncio.create_task(run_canceled(wait(), steps))
@@ -170,11 +172,12 @@ async def test_what_was_canceled_can_go_on(address: str, late: bool, how: str) -
                 writer.write(b"more")
                 assert await theirs.readexactly(4) == b"more"
                 return
-            answers.write(b"a" * 3000 + b"b")
+            answer = b"a" * (99_999 if how == "readexactly" else 3000) + b"b"
+            answers.write(answer)
             got = await waiting or b""
             while not got.endswith(b"b"):
                 got += await reader.read(200_000)
-            assert got == b"a" * 3000 + b"b"
+            assert got == answer
         await settle()
 
     assert await for_every_step(scenario, late=late) >= 1
