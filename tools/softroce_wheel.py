@@ -1,10 +1,11 @@
 """Build the wheel of ``aiordma-softroce``: ``make softroce-wheel``, which fills ``dist``.
 
-The wheel has User-Mode Linux kernels of several series, and rdma-core, iproute2 and perftest for its guest, so that
-``python -m aiordma.testing.softroce`` needs no compiler, no package of the system and no network.
-The kernels are those that the runner builds; the programs and libraries come out of Debian's
-packages, as they are, but with the place of their libraries.  ``SOURCES.md`` in the wheel names the
-source of each with its version; two builds from the same packages are the same, byte for byte.
+The wheel has User-Mode Linux kernels of several series, and rdma-core, iproute2 and perftest for
+their guests, so that ``python -m aiordma.testing.softroce`` needs no compiler, no package of the
+system and no network.  The kernels are those that the runner builds; the programs and libraries
+come out of Debian's packages, as they are, but with the place of their libraries.  ``SOURCES.md``
+in the wheel names the source of each with its version; two builds from the same packages are the
+same, byte for byte.
 """
 
 from __future__ import annotations
@@ -106,6 +107,9 @@ def _add_kernels(target: Path, names: Sequence[str]) -> list[tuple[str, str, str
     for name in names:
         kernel = kernel_build.kernel(name, install=os.geteuid() == 0)
         program = Path(shutil.copy(kernel, target / f"linux-{name}"))
+        if kernel_build.REPRODUCIBLE_MARK not in program.read_bytes():
+            print(f"the kernel {name} is of an older recipe, and a second build would differ: for "
+                  f"a release, remove {kernel.parent} first", file=sys.stderr)  # fmt: skip
         call("strip", program)
         origins.append((program.name, "linux", kernel_build.version_of(kernel.parent)))
         (licenses / program.name).write_text("The Linux kernel: common-licenses/GPL-2, alone.\n")

@@ -56,7 +56,7 @@ def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
     if packages.may_change_the_system(options.install):
         raise_mappings()
     machine = guest.Guest(options, _BOOT_SECONDS, "the guest's kernel", _remedies())
-    command = _command_line(linux, memory, machine.descriptors, options)
+    command = command_line(linux, memory, machine.descriptors, options)
     told = network.environment(options, "uml")
     if bundled is not None:
         told |= bundled.environment()
@@ -107,9 +107,10 @@ def _remedies() -> dict[bytes, str]:
     }
 
 
-def _command_line(
+def command_line(
     linux: Path, memory: int, descriptors: tuple[int, int, int, int], options: Options
 ) -> list[str]:
+    """Return the command that runs the guest."""
     out, err, control, _ = descriptors
     words = [
         str(linux),
