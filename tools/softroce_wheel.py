@@ -124,10 +124,12 @@ def _add_packages(target: Path, scratch: Path) -> list[tuple[str, str, str]]:
     log = scratch / "log"
     if os.geteuid() == 0:
         packages.update(log)  # old lists name packages that are not there any more
-    for name in (*_PROGRAMS, *_RDMA_CORE, *_PRIVATE):
-        unpacked = scratch / name
-        packages.download(name, unpacked, log)
-        origins.append((name, *_source_of(name)))
+    archives = packages.download((*_PROGRAMS, *_RDMA_CORE, *_PRIVATE), scratch / "debian", log)
+    for name, archive in archives.items():
+        unpacked = packages.unpack(archive, scratch / name, log)
+        shown = "--showformat=${source:Package}\n${source:Version}"
+        source, version = call("dpkg-deb", "--show", shown, archive).split()
+        origins.append((name, source, version))
         shutil.copy((unpacked / "usr/share/doc" / name / "copyright").resolve(),
                     target / "licenses" / name)  # fmt: skip
         for path in unpacked.glob("usr/lib/*/tc/*.dist"):
@@ -146,14 +148,6 @@ def _add_licenses(folder: Path) -> None:
     (folder / "common-licenses").mkdir()
     for name in sorted(named):
         shutil.copy(Path("/usr/share/common-licenses", name), folder / "common-licenses")
-
-
-def _source_of(name: str) -> tuple[str, str]:
-    """The source package that a package was built from, and its version."""
-    shown = call("apt-cache", "show", "--no-all-versions", name)
-    fields = dict(line.split(": ", 1) for line in shown.splitlines() if ": " in line)
-    source, _, version = fields.get("Source", name).partition(" ")
-    return source, version.strip("()") or fields["Version"]
 
 
 def _add_programs(unpacked: Path, folder: Path, pattern: str) -> None:

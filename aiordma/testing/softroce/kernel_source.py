@@ -56,8 +56,12 @@ def get(shop: Workshop, name: str | None, *, verbose: bool = False) -> tuple[Pat
         package = package_of(name)
         apt = _find(shop, name, verbose)
     if packages.missing([package]):
-        target = shop.scratch / "package"
-        version = packages.download(package, target, shop.log, verbose=verbose, apt=apt)
+        (archive,) = packages.download(
+            [package], shop.scratch / "archive", shop.log, verbose=verbose, apt=apt
+        ).values()
+        version = packages.version_of(archive)
+        target = packages.unpack(archive, shop.scratch / "package", shop.log, verbose=verbose)
+        archive.unlink()
     else:
         target = Path("/")
         version = tools.query(["dpkg-query", "-W", "-f", "${Version}", package]).stdout.strip()

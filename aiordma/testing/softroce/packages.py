@@ -185,33 +185,46 @@ def _numbered(pattern: str, apt: Sequence[str] = ()) -> list[tuple[tuple[int, ..
 
 
 def download(
-    package: str, target: Path, log: Path, *, verbose: bool = False, apt: Sequence[str] = ()
-) -> str:
-    """Unpack a package below `target` without installing it, and return its version.
+    names: Sequence[str], folder: Path, log: Path, *, verbose: bool = False, apt: Sequence[str] = ()
+) -> dict[str, Path]:
+    """Fetch packages into a new folder without installing them; return their archives by name.
 
     Needs no root; for `apt` see `candidate`.
 
     Raises:
-        InfrastructureError: it cannot be had.
+        InfrastructureError: one cannot be had.
     """
-    version = candidate(package, apt)
-    target.mkdir()
+    folder.mkdir()
     options = ["-o", "APT::Sandbox::User=root"] if os.geteuid() == 0 else []
     tools.run(
-        ["apt-get", *options, *apt, "download", f"{package}={version}"],
-        title=f"downloading {package}",
+        ["apt-get", *options, *apt, "download", *names],
+        title=f"downloading {names[0] if len(names) == 1 else f'{len(names)} packages'}",
         log=log,
         limit=_INSTALL_SECONDS,
         verbose=verbose,
-        directory=target,
+        directory=folder,
     )
-    (archive,) = target.glob("*.deb")
+    # The version, in which apt writes a colon as %3a, and the architecture follow the name.
+    archives = {path.name.partition("_")[0]: path for path in folder.glob("*.deb")}
+    return {name: archives[name] for name in names}
+
+
+def version_of(archive: Path) -> str:
+    """Return the version of the package in an archive."""
+    return tools.query(["dpkg-deb", "--field", str(archive), "Version"]).stdout.strip()
+
+
+def unpack(archive: Path, target: Path, log: Path, *, verbose: bool = False) -> Path:
+    """Unpack the archive of a package below `target`, and return that.
+
+    Raises:
+        InfrastructureError: it cannot be unpacked.
+    """
     tools.run(
         ["dpkg", "-x", str(archive), str(target)],
-        title=f"unpacking {package}",
+        title=f"unpacking {archive.name}",
         log=log,
         limit=_INSTALL_SECONDS,
         verbose=verbose,
     )
-    archive.unlink()
-    return version
+    return target
