@@ -69,7 +69,7 @@ def main() -> None:
         # A word that the kernel does not know is a variable of its first process.
         return [program, f"GLIBC_TUNABLES={_TUNABLES}", *words]
 
-    uml.command_line = told
+    vars(uml)["command_line"] = told
     sys.exit(cli.main())
 
 

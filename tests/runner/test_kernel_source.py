@@ -102,11 +102,13 @@ def test_kernels_by_name_do_not_stand_in_for_each_other(
     assert kernel_build.cached() is None
 
     def make(name: str | None, version: str) -> Path:
-        def build(shop: cache.Workshop, *_: object) -> str:
-            (shop.result / "linux").touch(mode=0o755)
-            return version
+        def obtain(kind: str, key: str, *_: object, **__: object) -> Path:
+            entry = tmp_path / f"{kind}-{version}-{key}"
+            entry.mkdir()
+            (entry / "linux").touch(mode=0o755)
+            return entry
 
-        monkeypatch.setattr(kernel_build, "_build", build)
+        monkeypatch.setattr(cache, "obtain", obtain)
         return kernel_build.kernel(name).parent
 
     monkeypatch.setattr(packages, "missing", lambda names: [])

@@ -213,11 +213,10 @@ def _programs(subject: str, names: tuple[str, ...]) -> Finding:
 
 def _source(name: str | None) -> Finding:
     if name is not None:
-        package = kernel_source.package_of(name)
-        if packages.candidate(package):
-            text = f"{package} {packages.candidate(package)}, downloaded if needed"
-            return Finding("source of the kernel", text)
-        text = f"this system has no {package}; the build looks in Debian's other releases"
+        wanted = kernel_source.package_of(name)
+        if version := packages.candidate(wanted):
+            return Finding("source of the kernel", f"{wanted} {version}, downloaded if needed")
+        text = f"this system has no {wanted}; the build looks in Debian's other releases"
         if not kernel_source.KEYS.exists():
             text += ", which takes their keys: install debian-archive-keyring"
         return Finding("source of the kernel", text, good=kernel_source.KEYS.exists())
