@@ -10,6 +10,7 @@
 #   make mutate [ONLY="name"] bugs that are put in one at a time, and the tests that must find them
 #   make programs [PROGRAMS=websockets_both]    servers and clients off PyPI under the switch; docs/switch.md
 #   make wheel               the sdist and the wheel for PyPI, in dist/
+#   make test-kernels        each kernel of softroce by name: boots, pings, device tests (long)
 #   make softroce-wheel      kernel and rdma-core for --softroce on any system, as a wheel, in dist/
 #   make release-check       the same, and whether they can be published: each CPython, clean systems
 #   make lint [FIX=1]        make docs        make setup        make clean
@@ -26,7 +27,7 @@ export AIORDMA_SOFTROCE_INSTALL := 1
 SECONDS ?= 600
 NUMBER ?= 10000
 
-.PHONY: demo test mutate bench bench-check bench-many profile fuzz programs wheel softroce-wheel \
+.PHONY: demo test mutate bench bench-check bench-many profile fuzz programs wheel softroce-wheel test-kernels \
     release-check lint docs \
     setup clean help
 
@@ -70,6 +71,10 @@ programs:
 wheel:
 	@tools/setup release
 	@$(PY) tools/wheels.py
+
+test-kernels:
+	@tools/setup test
+	@$(PY) -m pytest -q -W error -p no:cacheprovider tests/runner/test_kernels.py -s
 
 softroce-wheel:
 	@tools/setup release

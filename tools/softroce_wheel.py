@@ -1,10 +1,11 @@
 """Build the wheel of ``aiordma-softroce``: ``make softroce-wheel``, which fills ``dist``.
 
-The wheel has a User-Mode Linux kernel, and rdma-core, iproute2 and perftest for its guest, so that
-``python -m aiordma.testing.softroce`` needs no compiler, no package of the system and no network.
-The kernel is the one that the runner builds; the programs and libraries come out of Debian's
-packages, as they are, but with the place of their libraries.  ``SOURCES.md`` in the wheel names the
-source of each with its version; two builds from the same packages are the same, byte for byte.
+The wheel has User-Mode Linux kernels of several series, and rdma-core, iproute2 and perftest for
+their guests, so that ``python -m aiordma.testing.softroce`` needs no compiler, no package of the
+system and no network.  The kernels are those that the runner builds; the programs and libraries
+come out of Debian's packages, as they are, but with the place of their libraries.  ``SOURCES.md``
+in the wheel names the source of each with its version; two builds from the same packages are the
+same, byte for byte.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import shutil
 import sys
 import tempfile
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 from checks import ROOT, CheckFailedError, call
@@ -26,6 +28,8 @@ sys.path.insert(0, str(ROOT))
 from aiordma.testing.softroce import SoftroceError, bundle, kernel_build, packages
 
 PACKAGE = ROOT / "tools/softroce"
+#: The kernels of a release: the long-term ones of Debian 12, and the newest.
+KERNELS = ("6.1", "6.12", "7.2")
 #: The oldest C library for which the wheel is: its version, in the tag of manylinux.
 OLDEST_GLIBC = (2, 34)
 _PLATFORM = "manylinux_{}_{}_x86_64".format(*OLDEST_GLIBC)
@@ -56,15 +60,18 @@ def main() -> None:
     """Build the wheel into ``dist``."""
     parser = argparse.ArgumentParser(description="Build the wheel of aiordma-softroce.")
     parser.add_argument("--folder", type=Path, default=DIST, help="in place of dist")
-    folder = parser.parse_args().folder
+    parser.add_argument(
+        "--kernels", nargs="+", default=KERNELS, metavar="X.Y", help="to have in it"
+    )
+    options = parser.parse_args()
     try:
-        print(make(folder))
+        print(make(options.folder, options.kernels))
     except (CheckFailedError, SoftroceError) as error:
         sys.exit(f"make softroce-wheel: {error}")
 
 
-def make(folder: Path) -> Path:
-    """Build the wheel into a folder; what earlier builds left there is removed.
+def make(folder: Path, kernels: Sequence[str] = KERNELS) -> Path:
+    """Build the wheel with these kernels into a folder; what earlier builds left is removed.
 
     Raises:
         CheckFailedError: A part needs a library that is not in the wheel, or a newer C library.
@@ -76,7 +83,7 @@ def make(folder: Path) -> Path:
         target = source / bundle.PACKAGE
         for name in ("bin", "lib", "lib/libibverbs", "licenses", "private", "sbin", "tc"):
             (target / name).mkdir()
-        origins = [_add_kernel(target), *_add_packages(target, Path(scratch))]
+        origins = [*_add_kernels(target, kernels), *_add_packages(target, Path(scratch))]
         _add_licenses(target / "licenses")
         _write_sources(target, origins)
         _check(target)
@@ -93,16 +100,22 @@ def make(folder: Path) -> Path:
         return Path(shutil.copy(built, folder))
 
 
-def _add_kernel(target: Path) -> tuple[str, str, str]:
-    """Copy the kernel; return the lines of its origin."""
-    kernel = kernel_build.kernel(install=os.geteuid() == 0)
-    shutil.copy(kernel, target / "linux")
-    call("strip", target / "linux")
-    version = kernel.parent.name.split("-", 1)[1].rsplit("-", 1)[0]
-    (target / "licenses/linux").write_text("The Linux kernel: common-licenses/GPL-2, alone.\n")
-    shutil.copy(kernel_build.CONFIG, target / "licenses/linux.config")
-    shutil.copy(kernel_build.__file__, target / "licenses/linux.recipe.py")
-    return "linux", "linux", version
+def _add_kernels(target: Path, names: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Copy the kernels; return the lines of their origin."""
+    origins = []
+    licenses = target / "licenses"
+    for name in names:
+        kernel = kernel_build.kernel(name, install=os.geteuid() == 0)
+        program = Path(shutil.copy(kernel, target / f"linux-{name}"))
+        if kernel_build.REPRODUCIBLE_MARK not in program.read_bytes():
+            print(f"the kernel {name} is of an older recipe, and a second build would differ: for "
+                  f"a release, remove {kernel.parent} first", file=sys.stderr)  # fmt: skip
+        call("strip", program)
+        origins.append((program.name, "linux", kernel_build.version_of(kernel.parent)))
+        (licenses / program.name).write_text("The Linux kernel: common-licenses/GPL-2, alone.\n")
+    shutil.copy(kernel_build.CONFIG, licenses / "linux.config")
+    shutil.copy(kernel_build.__file__, licenses / "linux.recipe.py")
+    return origins
 
 
 def _add_packages(target: Path, scratch: Path) -> list[tuple[str, str, str]]:
@@ -111,10 +124,12 @@ def _add_packages(target: Path, scratch: Path) -> list[tuple[str, str, str]]:
     log = scratch / "log"
     if os.geteuid() == 0:
         packages.update(log)  # old lists name packages that are not there any more
-    for name in (*_PROGRAMS, *_RDMA_CORE, *_PRIVATE):
-        unpacked = scratch / name
-        packages.download(name, unpacked, log)
-        origins.append((name, *_source_of(name)))
+    archives = packages.download((*_PROGRAMS, *_RDMA_CORE, *_PRIVATE), scratch / "debian", log)
+    for name, archive in archives.items():
+        unpacked = packages.unpack(archive, scratch / name, log)
+        shown = "--showformat=${source:Package}\n${source:Version}"
+        source, version = call("dpkg-deb", "--show", shown, archive).split()
+        origins.append((name, source, version))
         shutil.copy((unpacked / "usr/share/doc" / name / "copyright").resolve(),
                     target / "licenses" / name)  # fmt: skip
         for path in unpacked.glob("usr/lib/*/tc/*.dist"):
@@ -133,14 +148,6 @@ def _add_licenses(folder: Path) -> None:
     (folder / "common-licenses").mkdir()
     for name in sorted(named):
         shutil.copy(Path("/usr/share/common-licenses", name), folder / "common-licenses")
-
-
-def _source_of(name: str) -> tuple[str, str]:
-    """The source package that a package was built from, and its version."""
-    shown = call("apt-cache", "show", "--no-all-versions", name)
-    fields = dict(line.split(": ", 1) for line in shown.splitlines() if ": " in line)
-    source, _, version = fields.get("Source", name).partition(" ")
-    return source, version.strip("()") or fields["Version"]
 
 
 def _add_programs(unpacked: Path, folder: Path, pattern: str) -> None:
@@ -201,10 +208,12 @@ def _set_version(source: Path) -> None:
 
 def _check(target: Path) -> None:
     """Fail where a part needs what neither the wheel nor each system has."""
-    if "INTERP" in call("readelf", "--program-headers", target / "linux"):
-        raise CheckFailedError("the kernel is not linked statically")
+    kernels = sorted(target.glob("linux-*"))
+    for path in kernels:
+        if "INTERP" in call("readelf", "--program-headers", path):
+            raise CheckFailedError(f"{path.name} is not linked statically")
     for path in sorted(target.rglob("*")):
-        if not path.is_file() or path.read_bytes()[:4] != b"\x7fELF" or path.name == "linux":
+        if not path.is_file() or path.read_bytes()[:4] != b"\x7fELF" or path in kernels:
             continue
         folders = (target / "lib", target / "private")
         for name in _NEEDED.findall(call("readelf", "--dynamic", path)):

@@ -319,7 +319,7 @@ STAGES: tuple[Stage, ...] = (
         "runner",
         "the program that runs a command where a device is",
         "tests/runner",
-        *("-m", "not qemu"),
+        *("-m", "not qemu and not kernels"),
         limit_s=1200,
         after="kernel",
     ),

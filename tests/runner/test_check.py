@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from aiordma.testing.softroce import cache, check, cli, host, kernel_build, packages, uml
+from aiordma.testing.softroce import (
+    cache,
+    check,
+    cli,
+    host,
+    kernel_build,
+    kernel_source,
+    packages,
+    uml,
+)
 
 from .conftest import Runner
 
@@ -50,6 +59,21 @@ def test_a_first_run_builds(empty: Path, capfd: pytest.CaptureFixture[str]) -> N
     assert said["ok source of the kernel"].startswith("linux-source-")
     assert "ok trial" not in said  # it would build
     assert not empty.exists()
+
+
+def test_a_kernel_by_name_that_the_system_does_not_know(
+    empty: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    keys = empty.with_name("keys")
+    monkeypatch.setattr(kernel_source, "KEYS", keys)
+    for present in (False, True):
+        if present:
+            keys.touch()
+        assert cli.main(["--check", "--engine", "uml", "--kernel", "99.9"]) == (0 if present else 1)
+        said = _lines(capfd)
+        text = said["ok source of the kernel" if present else "missing source of the kernel"]
+        assert text.startswith("this system has no linux-source-99.9; the build looks in Debian's")
+        assert ("install debian-archive-keyring" in text) != present
 
 
 @pytest.mark.parametrize(

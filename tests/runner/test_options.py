@@ -24,6 +24,11 @@ from aiordma.testing.softroce.options import Options, parse_size
         (["--engine", "qemu", "--counted", "--cpus", "2"], ("--counted", "one processor")),
         (["--engine", "host", "--net", "netem loss 5%"], ("--net", "uml or qemu")),
         (["--engine", "host", "--hosts", "2"], ("--hosts 2", "uml or qemu")),
+        (["--engine", "qemu", "--kernel", "6.1"], ("--kernel", "--engine uml")),
+        (["--engine", "host", "--kernel", "6.1"], ("--kernel", "--engine uml")),
+        (["--kernel", "6"], ("--kernel '6'", "6.12")),
+        (["--kernel", "6.12/../x"], ("--kernel", "6.12")),
+        (["--kernel", "5.10"], ("--kernel 5.10", "6.1 or later")),
         (["--hosts", "3"], ("--hosts 3", "1 or 2")),
         (["--memory", "many"], ("--memory many", "512M")),
         (["--memory", "1M"], ("--memory", "64M")),
@@ -41,6 +46,25 @@ def test_contradictions_are_refused(
     assert said.startswith("softroce: ")
     assert all(word in said for word in words), said
     assert len(said.splitlines()) == 1
+
+
+def test_a_kernel_that_is_asked_for_is_that_of_a_guest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "has_device", lambda: True)
+    assert runner.choose(Options(kernel="6.1")) == "uml"
+    assert runner.choose(Options()) == "host"
+
+
+def test_the_environment_may_name_a_kernel(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(uml.KERNEL, "")
+    assert uml.kernel_name(Options()) is None
+    monkeypatch.setenv(uml.KERNEL, "6.12")
+    assert uml.kernel_name(Options()) == "6.12"
+    assert uml.kernel_name(Options(kernel="6.1")) == "6.1"
+    monkeypatch.setenv(uml.KERNEL, "newest")
+    assert cli.main(["--engine", "uml", "--", "true"]) == 2
+    assert "AIORDMA_SOFTROCE_KERNEL 'newest'" in capfd.readouterr().err
 
 
 def test_no_command_is_refused(capfd: pytest.CaptureFixture[str]) -> None:

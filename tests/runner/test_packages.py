@@ -11,7 +11,8 @@ import pytest
 
 from aiordma.testing.softroce import packages, tools
 from aiordma.testing.softroce.errors import InfrastructureError
-from aiordma.testing.softroce.kernel_build import OLDEST, SOURCE
+from aiordma.testing.softroce.kernel_source import PATTERN as SOURCE
+from aiordma.testing.softroce.options import OLDEST_KERNEL as OLDEST
 
 _KNOWN = {
     "linux-source-5.10": "5.10.1",

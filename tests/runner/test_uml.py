@@ -20,7 +20,8 @@ import pytest
 from aiordma.testing import softroce as package
 from aiordma.testing.softroce import cache
 
-from .conftest import REPOSITORY, Runner, eventually
+from .building import call_tool
+from .conftest import LIMIT, REPOSITORY, Runner, eventually
 from .programs import rping, rstream
 
 pytestmark = pytest.mark.uml
@@ -32,6 +33,16 @@ def test_rping(softroce: Runner) -> None:
     done = softroce(*UML, "--", "sh", "-c", rping("$AIORDMA_SOFTROCE_ADDR"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(b"ping data: rdma-ping-") == 5
+
+
+def test_a_processor_without_xsave(softroce: Runner) -> None:
+    """The registers of FXSAVE are saved; tests/runner runs on processors with far more."""
+    folder = REPOSITORY / "tests/runner"
+    words = (sys.executable, folder / "no_xsave.py", *UML, "--", sys.executable, "-I", "-S")
+    said = call_tool(*words, folder / "registers.py", cwd=REPOSITORY, seconds=LIMIT)
+    assert said == "equal\n"
+    done = softroce(*UML, "--", sys.executable, "-I", "-S", str(folder / "registers.py"))
+    assert done.stdout == b"equal\n", done.stderr
 
 
 def test_rping_over_ipv6(softroce: Runner) -> None:

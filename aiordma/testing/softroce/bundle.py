@@ -3,7 +3,7 @@
 Where it is installed the engine ``uml`` builds nothing and needs no package of the system.  Its
 folder has
 
-- ``linux``, the kernel, linked statically;
+- ``linux-X.Y``, kernels, linked statically, named by their series;
 - ``sbin`` and ``bin``, the programs of iproute2, rdma-core and perftest, for those that the system
   lacks;
 - ``lib``, the libraries of rdma-core: always for these programs, and for the command where the
@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +24,14 @@ from pathlib import Path
 from .errors import InfrastructureError
 
 PACKAGE = "aiordma_softroce"
+#: The kernel of a run that asks for none by name.
+DEFAULT_KERNEL = "6.12"
 #: The drivers of the devices that a guest can have.
 PROVIDERS = ("rxe", "siw")
 #: The folder of libibverbs' settings, in Debian's build and in the bundle: as long as each other.
 DEBIAN_SETTINGS = "/etc/libibverbs.d"
 SETTINGS = "/run/libibverbs.d"
+_KERNEL = re.compile(r"linux-(\d+)\.(\d+)")
 _LIBRARIES = ("libibverbs.so.1", "librdmacm.so.1")
 
 
@@ -41,10 +45,21 @@ class Bundle:
 
     folder: Path
 
-    @property
-    def kernel(self) -> Path:
-        """The kernel, a program."""
-        return self.folder / "linux"
+    def kernel(self, name: str | None = None) -> Path | None:
+        """Return the kernel of this name, a program, or None; without a name, the default."""
+        found = self.kernels()
+        if name is None:
+            name = DEFAULT_KERNEL if DEFAULT_KERNEL in found else next(reversed(found))
+        return found.get(name)
+
+    def kernels(self) -> dict[str, Path]:
+        """Return the kernels by name, the oldest first."""
+        named = [
+            (tuple(map(int, match.groups())), path)
+            for path in self.folder.glob("linux-*")
+            if (match := _KERNEL.fullmatch(path.name)) and os.access(path, os.X_OK)
+        ]
+        return {".".join(map(str, number)): path for number, path in sorted(named)}
 
     def set_up(self) -> dict[str, str]:
         """Return environment variables for the commands that set a guest up; PATH is appended."""
@@ -76,15 +91,15 @@ def find() -> Bundle | None:
     spec = importlib.util.find_spec(PACKAGE)
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     for place in places:
-        folder = Path(place)
-        if not os.access(folder / "linux", os.X_OK):
+        found = Bundle(Path(place))
+        if not found.kernels():
             continue
         if ":" in place:
             raise InfrastructureError(
-                f"the folder {folder} has a colon in its name, which lists of folders cannot hold: "
+                f"the folder {place} has a colon in its name, which lists of folders cannot hold: "
                 "install aiordma-softroce elsewhere"
             )
-        return Bundle(folder)
+        return found
     return None
 
 

@@ -13,9 +13,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from . import bundle, cache, host, kernel_build, packages, qemu, runner, tools, uml
+from . import (
+    bundle,
+    cache,
+    host,
+    kernel_build,
+    kernel_source,
+    packages,
+    qemu,
+    runner,
+    tools,
+    uml,
+)
 from .errors import SoftroceError
-from .options import Options
+from .options import OLDEST_KERNEL, Options
 
 _PROGRAMS = ("gcc", "make", "flex", "bison", "bc", "tar", "xz", "bzip2")
 _TOOLS = ("ip", "rdma", "tc")
@@ -79,8 +90,13 @@ def _show(finding: Finding) -> None:
 
 def _uml(options: Options) -> Iterator[Finding]:
     uml.check(options)
+    name = uml.kernel_name(options)
     bundled = bundle.find()
-    yield from _build() if bundled is None else _bundle(bundled)
+    linux = bundled.kernel(name) if bundled is not None else None
+    if bundled is None or linux is None:
+        yield from _build(name)
+    else:
+        yield from _bundle(bundled, linux)
     yield _memory(options.memory or uml.DEFAULT_MEMORY)
     try:
         folder = uml.memory_directory(options.memory or uml.DEFAULT_MEMORY)
@@ -105,18 +121,21 @@ def _mappings() -> Finding:
     return Finding("pieces of memory", text)
 
 
-def _bundle(bundled: bundle.Bundle) -> Iterator[Finding]:
+def _bundle(bundled: bundle.Bundle, linux: Path) -> Iterator[Finding]:
     """The parts that the distribution aiordma-softroce has."""
-    yield Finding("kernel", f"{bundled.kernel}, of aiordma-softroce: nothing has to be built")
+    names = ", ".join(bundled.kernels())
+    yield Finding(
+        "kernel", f"{linux}, of aiordma-softroce: nothing has to be built; it has {names}"
+    )
     own = "this system's" if bundle.has_rdma_core() else f"those in {bundled.folder / 'lib'}"
     yield Finding("libraries of rdma-core", own)
 
 
-def _build() -> Iterator[Finding]:
+def _build(name: str | None) -> Iterator[Finding]:
     """The parts that the system has, and those of a build."""
     found = None
     try:
-        found = kernel_build.cached()
+        found = kernel_build.cached(name)
     except SoftroceError as error:
         yield Finding("kernel", str(error), good=False)
     else:
@@ -127,7 +146,7 @@ def _build() -> Iterator[Finding]:
     yield _packages(needed)
     if found is None:
         yield _programs("compiler and tools of a build", _PROGRAMS)
-        yield _source()
+        yield _source(name)
     yield _programs("tools of the guest", _TOOLS)
 
 
@@ -192,16 +211,24 @@ def _programs(subject: str, names: tuple[str, ...]) -> Finding:
     return Finding(subject, ", ".join(names))
 
 
-def _source() -> Finding:
-    name = packages.newest_known(kernel_build.SOURCE, kernel_build.OLDEST)
-    if name is None:
+def _source(name: str | None) -> Finding:
+    if name is not None:
+        wanted = kernel_source.package_of(name)
+        if version := packages.candidate(wanted):
+            return Finding("source of the kernel", f"{wanted} {version}, downloaded if needed")
+        text = f"this system has no {wanted}; the build looks in Debian's other releases"
+        if not kernel_source.KEYS.exists():
+            text += ", which takes their keys: install debian-archive-keyring"
+        return Finding("source of the kernel", text, good=kernel_source.KEYS.exists())
+    package = packages.newest_known(kernel_source.PATTERN, OLDEST_KERNEL)
+    if package is None:
         return Finding(
             "source of the kernel",
             "no package linux-source-* is known: run apt-get update, in Debian or Ubuntu",
             good=False,
         )
     return Finding(
-        "source of the kernel", f"{name} {packages.candidate(name)}, downloaded if needed"
+        "source of the kernel", f"{package} {packages.candidate(package)}, downloaded if needed"
     )
 
 
@@ -262,9 +289,7 @@ def _wait(child: int) -> int | None:
 
 def _trial(options: Options, engine: str) -> Iterator[Finding]:
     """Run a command that does nothing, unless that takes a build, or the minute of qemu's boot."""
-    if engine == "qemu" or (
-        engine == "uml" and bundle.find() is None and kernel_build.cached() is None
-    ):
+    if engine == "qemu" or (engine == "uml" and not _has_kernel(uml.kernel_name(options))):
         return
     start = time.monotonic()
     trial = replace(options, interactive=False, tty=False, timeout=_TRY_SECONDS)
@@ -276,6 +301,13 @@ def _trial(options: Options, engine: str) -> Iterator[Finding]:
     good = status == 0
     text = f"a command ran, in {seconds:.1f} s" if good else f"a command ended with {status}"
     yield Finding("trial", text, good)
+
+
+def _has_kernel(name: str | None) -> bool:
+    bundled = bundle.find()
+    if bundled is not None and bundled.kernel(name) is not None:
+        return True
+    return kernel_build.cached(name) is not None
 
 
 def _entries() -> list[os.DirEntry[str]]:

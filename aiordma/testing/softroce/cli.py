@@ -50,6 +50,12 @@ def options_parser() -> argparse.ArgumentParser:
         "host: this machine's own device; auto (default): host if there is one, else uml",
     )
     add("--device", choices=DEVICES, help="rxe: RoCE v2 (default); siw: iWARP")
+    add(
+        "--kernel",
+        metavar="X.Y",
+        help="series of the guest's kernel, such as 6.1, 6.12 or 7.2 (uml; default "
+        "$AIORDMA_SOFTROCE_KERNEL, else that of aiordma-softroce, or the newest of the packages)",
+    )
     add("--hosts", type=int, default=1, metavar="N", help="1 (default), or 2 with a wire between")
     add(
         "--virtual-time",

@@ -52,7 +52,9 @@ def active() -> list[str]:
 
 def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
     """Run `argv` as a child and return its status; see `softroce.run`."""
-    options.refuse("host", "virtual_time", "counted", "net", "hosts", "memory", "cpus", "mtu")
+    options.refuse(
+        "host", "kernel", "virtual_time", "counted", "net", "hosts", "memory", "cpus", "mtu"
+    )
     if options.tty and not options.interactive:
         raise UsageError(
             "--tty without --interactive is not possible with --engine host, which lends the "

@@ -10,17 +10,15 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from . import cache, packages, tools
+from . import cache, kernel_source, packages, tools
 from .errors import InfrastructureError
 
 CONFIG = Path(__file__).with_name("uml.config")
 _KIND = "uml"
 _WHAT = "the kernel of the uml engine"
-#: To be raised with each change of this file that changes the result of a build.
+#: To be raised with each change of this file that changes what a kernel does.
 _RECIPE = 1
 
-OLDEST = (6, 1)
-SOURCE = r"linux-source-([0-9.]+)"
 NEEDED_BYTES = 3 << 29
 _UNPACK_SECONDS = 1800.0
 _BUILD_SECONDS = 2 * 3600.0
@@ -33,6 +31,16 @@ BUILD_PACKAGES = ("gcc", "libc6-dev", "make", "flex", "bison", "bc", "xz-utils",
 #: and ptrace takes and gives no more than the processor has: one kernel serves all.
 _REGISTER_BYTES = 12288
 _REGISTER_LIMIT = 1 << 16
+
+#: Without these a kernel has the time, the user and the machine of its build in it.
+_REPRODUCIBLE = {
+    "KBUILD_BUILD_TIMESTAMP": "1970-01-01",
+    "KBUILD_BUILD_USER": "aiordma",
+    "KBUILD_BUILD_HOST": "softroce",
+    "KBUILD_BUILD_VERSION": "1",
+}
+#: In each kernel that was built with them.
+REPRODUCIBLE_MARK = b"(aiordma@softroce)"
 
 #: Options to check: where a newer kernel has changed the requirements of a fragment's line, its
 #: configuration drops the line without a message.
@@ -63,13 +71,19 @@ _UNNEEDED = (
     *(f"arch/{name}" for name in ("m68k", "microblaze", "mips", "nios2", "openrisc", "parisc")),
     *(f"arch/{name}" for name in ("powerpc", "riscv", "s390", "sh", "sparc", "xtensa")),
 )
-_UNNEEDED_SUFFIXES = ("c", "h", "S", "rst", "txt", "yaml", "json", "dts", "dtsi", "svg", "py")
+#: Few patterns: tar compares each with each of 85,000 names.
+_EXCLUDED = (
+    *(f"*/{folder}/*.[chS]" for folder in _UNNEEDED),
+    *("*/Documentation/*.rst", "*/Documentation/*.txt", "*/Documentation/*.yaml"),
+    *("*/arch/arm*/*.dts*", "*/arch/powerpc/*.dts*", "*/tools/perf/*.json"),
+)
 
 
-def kernel(*, verbose: bool = False, install: bool = False) -> Path:
+def kernel(name: str | None = None, *, verbose: bool = False, install: bool = False) -> Path:
     """Return the kernel as a program, and build it on first use.
 
     Args:
+        name: its series, such as ``6.1``; None is the newest that the packages of the system have.
         verbose: show what the build says.
         install: as root, install packages that are missing.
 
@@ -78,9 +92,8 @@ def kernel(*, verbose: bool = False, install: bool = False) -> Path:
         Interrupted: a signal came.
     """
     size = register_bytes()
-    key = _key(size)
     absent = packages.missing(RUNTIME_PACKAGES)
-    found = cache.find(_KIND, key)
+    found = cached(name)
     if found is None:
         # One message lists everything that a user without root has to install.
         absent = packages.missing((*RUNTIME_PACKAGES, *BUILD_PACKAGES))
@@ -92,33 +105,53 @@ def kernel(*, verbose: bool = False, install: bool = False) -> Path:
             raise InfrastructureError(f"the uml engine needs the program {tool} (package iproute2)")
     if found is None:
         found = cache.obtain(
-            _KIND, key, NEEDED_BYTES, lambda shop: _build(shop, size, verbose), what=_WHAT
+            _KIND,
+            _key(size, name),
+            NEEDED_BYTES,
+            lambda shop: _build(shop, name, size, verbose),
+            what=_WHAT,
         )
     return found / "linux"
 
 
-def cached() -> Path | None:
-    """Return the folder of a kernel that has been built, or None.
+def cached(name: str | None = None) -> Path | None:
+    """Return the folder of a kernel that has been built, or None; see `kernel`.
 
     Raises:
         InfrastructureError: it is not to be trusted.
     """
-    return cache.find(_KIND, _key(register_bytes()))
+    size = register_bytes()
+    found = cache.find(_KIND, _key(size, name))
+    if found is None and name is not None:
+        # That which was built without a name may be of this series.
+        found = cache.find(_KIND, _key(size, None))
+        if found is not None and series(version_of(found)) != name:
+            return None
+    return found
 
 
-def _key(size: int) -> str:
-    return cache.digest(CONFIG.read_bytes(), size, _RECIPE)
+def version_of(folder: Path) -> str:
+    """Return the version of the package that the kernel in a folder of `cached` was built from."""
+    return folder.name.split("-", 1)[1].rsplit("-", 1)[0]
 
 
-def _build(shop: cache.Workshop, size: int, verbose: bool) -> str:
+def series(version: str) -> str:
+    """Return the name of a kernel of this version of its package."""
+    return ".".join(re.findall(r"\d+", version)[:2])
+
+
+def _key(size: int, name: str | None) -> str:
+    # Without a name as it was before there were names.
+    return cache.digest(CONFIG.read_bytes(), size, _RECIPE, *([name] if name else []))
+
+
+def _build(shop: cache.Workshop, name: str | None, size: int, verbose: bool) -> str:
     tools.say(f"building {_WHAT}: some minutes, once; the log is {shop.log}")
     total = tools.Progress(_WHAT)
-    archive, version = _source(shop, verbose)
+    archive, version = kernel_source.get(shop, name, verbose=verbose)
     tree = shop.scratch / "linux"
     tree.mkdir()
-    excludes = [
-        f"--exclude=*/{folder}/*.{suffix}" for folder in _UNNEEDED for suffix in _UNNEEDED_SUFFIXES
-    ]
+    excludes = [f"--exclude={pattern}" for pattern in _EXCLUDED]
     tools.run(
         ["tar", "-xf", str(archive), "-C", str(tree), "--strip-components=1", *excludes],
         title="unpacking the kernel source",
@@ -143,7 +176,7 @@ def _build(shop: cache.Workshop, size: int, verbose: bool) -> str:
         limit=_BUILD_SECONDS,
         verbose=verbose,
         # A compiler that is killed leaves its temporary files behind.
-        environment={"TMPDIR": str(shop.scratch)},
+        environment={"TMPDIR": str(shop.scratch), **_REPRODUCIBLE},
         counted_prefix=b"  CC ",
         counted_name="files",
     )
@@ -153,28 +186,6 @@ def _build(shop: cache.Workshop, size: int, verbose: bool) -> str:
     _check_program(program)
     tools.say(f"{_WHAT} is ready: Linux {version}, {total.seconds:.0f} s in all")
     return version
-
-
-def _source(shop: cache.Workshop, verbose: bool) -> tuple[Path, str]:
-    """Return the archive with the source, and the version of its package.
-
-    An installed package is used; otherwise the archive is downloaded into the scratch folder, which
-    needs no root and leaves nothing behind.
-    """
-    package = packages.newest(SOURCE, OLDEST, shop.log)
-    if packages.missing([package]):
-        target = shop.scratch / "package"
-        version = packages.download(package, target, shop.log, verbose=verbose)
-    else:
-        target = Path("/")
-        version = tools.query(["dpkg-query", "-W", "-f", "${Version}", package]).stdout.strip()
-    source = target / "usr/src"
-    # Debian has it right there, Ubuntu in a folder of its own with a link to it.
-    for pattern in (f"{package}.tar.*", f"{package}/{package}.tar.*"):
-        for archive in source.glob(pattern):
-            if archive.is_file() and not archive.is_symlink():
-                return archive, version
-    raise InfrastructureError(f"the package {package} {version} has no source archive in usr/src")
 
 
 def register_bytes() -> int:

@@ -17,6 +17,10 @@ DEVICES = ("rxe", "siw")
 DEFAULT_MTU = 9000
 DEFAULT_TIMEOUT = 3600.0
 
+#: The name of a kernel: its series.
+_KERNEL = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
+#: The oldest that has what a guest needs.
+OLDEST_KERNEL = (6, 1)
 _SIZE = re.compile(r"(\d+)([KMG]?)B?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -45,6 +49,24 @@ def _check_input(tty: bool) -> None:
         )
 
 
+def check_kernel(name: str, source: str) -> str:
+    """Return the name of a kernel.
+
+    Args:
+        name: such as ``6.12``.
+        source: the option or the variable that has it, for messages.
+
+    Raises:
+        UsageError: it is no name, or that of a kernel without what a guest needs.
+    """
+    if _KERNEL.fullmatch(name) is None:
+        raise UsageError(f"{source} {name!r}: expected two numbers, such as 6.12")
+    if tuple(map(int, name.split("."))) < OLDEST_KERNEL:
+        oldest = ".".join(map(str, OLDEST_KERNEL))
+        raise UsageError(f"{source} {name}: expected {oldest} or later")
+    return name
+
+
 @dataclass(frozen=True)
 class Options:
     """The options of one run; the names are those of the command line.
@@ -54,6 +76,8 @@ class Options:
             ``uml`` otherwise.
         device: the software adapter, ``rxe`` (RoCE v2) or ``siw`` (iWARP). None is ``rxe`` for the
             engines that make a device, and whatever there is for ``host``.
+        kernel: the series of the guest's kernel, such as ``6.1`` (uml); None is that which
+            AIORDMA_SOFTROCE_KERNEL names, and without that the engine's choice.
         hosts: 1 is one device with one address; 2 is a pair of virtual network cards with a device
             on each, so that packets cross a wire on which they can be lost.
         virtual_time: time passes in the guest only while everything in it sleeps (uml).
@@ -74,6 +98,7 @@ class Options:
 
     engine: str = "auto"
     device: str | None = None
+    kernel: str | None = None
     hosts: int = 1
     virtual_time: bool = False
     counted: bool = False
@@ -98,6 +123,8 @@ class Options:
             raise UsageError(f"--engine {self.engine}: expected one of {', '.join(ENGINES)}")
         if self.device is not None and self.device not in DEVICES:
             raise UsageError(f"--device {self.device}: expected one of {', '.join(DEVICES)}")
+        if self.kernel is not None:
+            check_kernel(self.kernel, "--kernel")
         if self.hosts not in (1, 2):
             raise UsageError(f"--hosts {self.hosts}: expected 1 or 2")
         if self.mtu is not None and not 576 <= self.mtu <= 65521:
@@ -128,6 +155,7 @@ class Options:
             names: attributes of this class which that engine cannot honor.
         """
         hints = {
+            "kernel": ("--kernel", "use --engine uml"),
             "virtual_time": ("--virtual-time", "use --engine uml"),
             "counted": ("--counted", "use --engine qemu"),
             "net": ("--net", "use --engine uml or qemu"),

@@ -107,9 +107,14 @@ def update(log: Path, *, verbose: bool = False) -> None:
     )
 
 
-def candidate(package: str) -> str:
-    """Return the version that would be installed or downloaded, or "" if there is none."""
-    for line in tools.query(["apt-cache", "policy", package]).stdout.splitlines():
+def candidate(package: str, apt: Sequence[str] = ()) -> str:
+    """Return the version that would be installed or downloaded, or "" if there is none.
+
+    Args:
+        package: its name.
+        apt: options of apt, with which it knows other packages.
+    """
+    for line in tools.query(["apt-cache", *apt, "policy", package]).stdout.splitlines():
         name, _, version = line.strip().partition(": ")
         if name == "Candidate":
             return "" if version == "(none)" else version
@@ -127,11 +132,7 @@ def newest(pattern: str, least: tuple[int, ...], log: Path) -> str:
     Raises:
         InfrastructureError: there is none.
     """
-    if shutil.which("apt-cache") is None:
-        raise InfrastructureError(
-            "this engine takes its kernel from the packages of Debian or Ubuntu, and there is no "
-            "apt-cache here: use a container of one of them, or --engine host"
-        )
+    require_apt()
     if os.geteuid() == 0:
         # Only asked for when a kernel is about to be made, which takes minutes: old lists, or lists
         # from before a source was added, name a package that is not the newest.
@@ -150,6 +151,20 @@ def newest(pattern: str, least: tuple[int, ...], log: Path) -> str:
     return max(found)[1]
 
 
+def require_apt() -> None:
+    """Raise `InfrastructureError` where no apt is."""
+    if shutil.which("apt-cache") is None:
+        raise InfrastructureError(
+            "this engine takes its kernel from the packages of Debian or Ubuntu, and there is no "
+            "apt-cache here: use a container of one of them, or --engine host"
+        )
+
+
+def numbers(pattern: str, apt: Sequence[str] = ()) -> list[tuple[int, ...]]:
+    """Return the numbers in the names of packages; see `newest` and `candidate`."""
+    return [number for number, _ in _numbered(pattern, apt)]
+
+
 def newest_known(pattern: str, least: tuple[int, ...]) -> str | None:
     """Return what `newest` would, from the lists of packages as they are, or None."""
     if shutil.which("apt-cache") is None:
@@ -158,43 +173,58 @@ def newest_known(pattern: str, least: tuple[int, ...]) -> str | None:
     return max(found)[1] if found and max(found)[0] >= least else None
 
 
-def _numbered(pattern: str) -> list[tuple[tuple[int, ...], str]]:
-    done = tools.query(["apt-cache", "pkgnames", "linux-"])
+def _numbered(pattern: str, apt: Sequence[str] = ()) -> list[tuple[tuple[int, ...], str]]:
+    done = tools.query(["apt-cache", *apt, "pkgnames", "linux-"])
     whole = re.compile(pattern)
     return [
         (tuple(map(int, _NUMBER.findall(match[1]))), name)
         for name in done.stdout.split()
         # Names that other packages only mention are listed too.
-        if (match := whole.fullmatch(name)) and candidate(name)
+        if (match := whole.fullmatch(name)) and candidate(name, apt)
     ]
 
 
-def download(package: str, target: Path, log: Path, *, verbose: bool = False) -> str:
-    """Unpack a package below `target` without installing it, and return its version.
+def download(
+    names: Sequence[str], folder: Path, log: Path, *, verbose: bool = False, apt: Sequence[str] = ()
+) -> dict[str, Path]:
+    """Fetch packages into a new folder without installing them; return their archives by name.
 
-    Needs no root.
+    Needs no root; for `apt` see `candidate`.
 
     Raises:
-        InfrastructureError: it cannot be had.
+        InfrastructureError: one cannot be had.
     """
-    version = candidate(package)
-    target.mkdir()
+    folder.mkdir()
     options = ["-o", "APT::Sandbox::User=root"] if os.geteuid() == 0 else []
     tools.run(
-        ["apt-get", *options, "download", f"{package}={version}"],
-        title=f"downloading {package}",
+        ["apt-get", *options, *apt, "download", *names],
+        title=f"downloading {names[0] if len(names) == 1 else f'{len(names)} packages'}",
         log=log,
         limit=_INSTALL_SECONDS,
         verbose=verbose,
-        directory=target,
+        directory=folder,
     )
-    (archive,) = target.glob("*.deb")
+    # The version, in which apt writes a colon as %3a, and the architecture follow the name.
+    archives = {path.name.partition("_")[0]: path for path in folder.glob("*.deb")}
+    return {name: archives[name] for name in names}
+
+
+def version_of(archive: Path) -> str:
+    """Return the version of the package in an archive."""
+    return tools.query(["dpkg-deb", "--field", str(archive), "Version"]).stdout.strip()
+
+
+def unpack(archive: Path, target: Path, log: Path, *, verbose: bool = False) -> Path:
+    """Unpack the archive of a package below `target`, and return that.
+
+    Raises:
+        InfrastructureError: it cannot be unpacked.
+    """
     tools.run(
         ["dpkg", "-x", str(archive), str(target)],
-        title=f"unpacking {package}",
+        title=f"unpacking {archive.name}",
         log=log,
         limit=_INSTALL_SECONDS,
         verbose=verbose,
     )
-    archive.unlink()
-    return version
+    return target

@@ -39,7 +39,7 @@ def check(options: Options) -> None:
             f"--engine qemu emulates an x86_64 machine for the programs of this one, which is "
             f"{machine}: use --engine host"
         )
-    options.refuse("qemu", "virtual_time")
+    options.refuse("qemu", "kernel", "virtual_time")
     _more()
     if options.counted and options.cpus not in (None, 1):
         raise UsageError("--counted needs one processor: leave out --cpus")

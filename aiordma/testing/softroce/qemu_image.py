@@ -99,9 +99,11 @@ def _make(shop: cache.Workshop, verbose: bool) -> str:
     release, names = _names(shop.log, verbose)
     version = ""
     tree = shop.result
-    for number, name in enumerate(names):
-        unpacked = shop.scratch / f"package{number}"
-        version = packages.download(name, unpacked, shop.log, verbose=verbose)
+    archives = packages.download(names, shop.scratch / "archives", shop.log, verbose=verbose)
+    for name, archive in archives.items():
+        version = packages.version_of(archive)
+        unpacked = packages.unpack(archive, shop.scratch / name, shop.log, verbose=verbose)
+        archive.unlink()
         for folder in (unpacked / "lib/modules", unpacked / "usr/lib/modules"):
             if folder.is_dir() and not folder.is_symlink():
                 shutil.copytree(folder, tree / "lib/modules", dirs_exist_ok=True, symlinks=True)

@@ -20,7 +20,12 @@ def choose(options: Options) -> str:
         return options.engine
     if options.counted:
         return "qemu"
-    guest_only = options.virtual_time or options.hosts == 2 or options.device is not None
+    guest_only = (
+        options.virtual_time
+        or options.hosts == 2
+        or options.device is not None
+        or options.kernel is not None
+    )
     if not guest_only and host.has_device():
         return "host"
     return "uml"
@@ -39,8 +44,8 @@ def run(argv: Sequence[str], /, *, stdout: int = 1, **options: Any) -> int:
         argv: the command and its arguments.
         stdout: descriptor that gets the command's standard output.
         options: the fields of `Options`, which are those of the command line: ``engine``,
-            ``device``, ``hosts``, ``virtual_time``, ``counted``, ``net``, ``mtu``, ``memory`` (in
-            bytes), ``cpus``, ``timeout`` (in seconds), ``interactive``, ``tty``,
+            ``device``, ``kernel``, ``hosts``, ``virtual_time``, ``counted``, ``net``, ``mtu``,
+            ``memory`` (in bytes), ``cpus``, ``timeout`` (in seconds), ``interactive``, ``tty``,
             ``install``, ``verbose``.
 
     Raises:

@@ -11,8 +11,10 @@ from pathlib import Path
 from . import bundle, guest, network, packages
 from .errors import InfrastructureError, UsageError
 from .kernel_build import kernel
-from .options import Options
+from .options import Options, check_kernel
 
+#: The environment variable with the name of a kernel, for runs without the option.
+KERNEL = "AIORDMA_SOFTROCE_KERNEL"
 #: Bytes.
 DEFAULT_MEMORY = 1 << 30
 _BOOT_SECONDS = 120.0
@@ -37,6 +39,7 @@ def check(options: Options) -> None:
             "machine with an RDMA device (or, as root, --engine host --device rxe)"
         )
     options.refuse("uml", "counted")
+    kernel_name(options)
     if options.cpus not in (None, 1):
         raise UsageError("--cpus above 1 is not possible with --engine uml: use --engine qemu")
 
@@ -44,16 +47,16 @@ def check(options: Options) -> None:
 def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
     """Run `argv` in a guest and return its status; see `softroce.run`."""
     check(options)
+    name = kernel_name(options)
     bundled = bundle.find()
-    if bundled is None:
-        linux = kernel(verbose=options.verbose, install=options.install)
-    else:
-        linux = bundled.kernel
+    linux = bundled.kernel(name) if bundled is not None else None
+    if linux is None:
+        linux = kernel(name, verbose=options.verbose, install=options.install)
     memory = options.memory or DEFAULT_MEMORY
     if packages.may_change_the_system(options.install):
         raise_mappings()
     machine = guest.Guest(options, _BOOT_SECONDS, "the guest's kernel", _remedies())
-    command = _command_line(linux, memory, machine.descriptors, options)
+    command = command_line(linux, memory, machine.descriptors, options)
     told = network.environment(options, "uml")
     if bundled is not None:
         told |= bundled.environment()
@@ -67,6 +70,16 @@ def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
         "GLIBC_TUNABLES": "glibc.pthread.rseq=0",
     }
     return machine.run(command, surroundings, message, stdout=stdout, log_is_stdout=True)
+
+
+def kernel_name(options: Options) -> str | None:
+    """Return the name of the kernel that is asked for, by the option or by the environment.
+
+    Raises:
+        UsageError: what the environment has is no name.
+    """
+    name = os.environ.get(KERNEL)
+    return options.kernel or (check_kernel(name, KERNEL) if name else None)
 
 
 def mappings() -> int | None:
@@ -94,9 +107,10 @@ def _remedies() -> dict[bytes, str]:
     }
 
 
-def _command_line(
+def command_line(
     linux: Path, memory: int, descriptors: tuple[int, int, int, int], options: Options
 ) -> list[str]:
+    """Return the command that runs the guest."""
     out, err, control, _ = descriptors
     words = [
         str(linux),
