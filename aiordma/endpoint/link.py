@@ -158,6 +158,7 @@ class Link(AdapterSide):
         plan: Plan,
     ) -> None:
         super().__init__(cm_id, context, slots.completions, pd, qp)
+        qp._owned = True
         config = plan.config
         self.slots: Slots = slots
         self.state: MessageState = MessageState(

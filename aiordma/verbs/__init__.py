@@ -2,6 +2,7 @@
 
 from aiordma.verbs.ah import GRH, AddressHandle, AHAttributes
 from aiordma.verbs.async_event import AsyncEvent, DeviceEvents
+from aiordma.verbs.bring_up import BringUp, BringUpConfig, QPAddress
 from aiordma.verbs.comp_channel import CompletionChannel
 from aiordma.verbs.context import Context, DeviceAttributes, GidEntry, ODPCaps, PortAttributes
 from aiordma.verbs.cq import CompletionQueue
@@ -10,9 +11,14 @@ from aiordma.verbs.enums import (
     MTU,
     Access,
     AsyncEventType,
+    AtomicCap,
+    DeviceCapFlags,
+    GIDType,
     LinkLayer,
+    MigrationState,
     MRAdvice,
     MWType,
+    NodeType,
     ODPGeneralCaps,
     ODPTransportCaps,
     Opcode,
@@ -21,6 +27,7 @@ from aiordma.verbs.enums import (
     QPState,
     QPType,
     SendFlags,
+    SRQAttrMask,
     TransportType,
     WCFlags,
     WCOpcode,
@@ -31,6 +38,7 @@ from aiordma.verbs.mw import MemoryWindow
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.prepared import PreparedPost
 from aiordma.verbs.qp import QPAttributes, QPInitAttr, QPLimits, QueuePair
+from aiordma.verbs.qp_changes import QPChanges
 from aiordma.verbs.srq import SharedReceiveQueue, SRQAttributes
 from aiordma.verbs.wc import WorkCompletion
 from aiordma.verbs.wr import SGE, RecvWR, SendWR
@@ -44,18 +52,25 @@ __all__ = [
     "AddressHandle",
     "AsyncEvent",
     "AsyncEventType",
+    "BringUp",
+    "BringUpConfig",
+    "AtomicCap",
     "CompletionChannel",
     "CompletionQueue",
     "Context",
     "Device",
     "DeviceAttributes",
+    "DeviceCapFlags",
     "DeviceEvents",
+    "GIDType",
     "GidEntry",
     "LinkLayer",
     "MRAdvice",
     "MWType",
     "MemoryRegion",
     "MemoryWindow",
+    "MigrationState",
+    "NodeType",
     "ODPCaps",
     "ODPGeneralCaps",
     "ODPTransportCaps",
@@ -64,14 +79,17 @@ __all__ = [
     "PortState",
     "PreparedPost",
     "ProtectionDomain",
+    "QPAddress",
     "QPAttrMask",
     "QPAttributes",
+    "QPChanges",
     "QPInitAttr",
     "QPLimits",
     "QPState",
     "QPType",
     "QueuePair",
     "RecvWR",
+    "SRQAttrMask",
     "SRQAttributes",
     "SendFlags",
     "SendWR",

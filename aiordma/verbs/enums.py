@@ -24,6 +24,7 @@ __all__ = [
     "LinkLayer",
     "MRAdvice",
     "MWType",
+    "MigrationState",
     "NodeType",
     "ODPGeneralCaps",
     "ODPTransportCaps",
@@ -285,6 +286,14 @@ class QPState(OpenIntEnum):
     SQE = 5
     ERR = 6
     UNKNOWN = 7
+
+
+class MigrationState(OpenIntEnum):
+    """Which path a queue pair with an alternate path is on (`ibv_mig_state`)."""
+
+    MIGRATED = 0
+    REARM = 1
+    ARMED = 2
 
 
 class QPAttrMask(OpenIntFlag):

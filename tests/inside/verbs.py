@@ -255,7 +255,8 @@ def change_rules(qp: QueuePair, **rules: Any) -> None:
 
 def end_flush_grace(qp: QueuePair) -> None:
     """As if the time were over in which the adapter has to flush a queue pair in error."""
-    qp._fail_waiters()
+    for queue in qp._queues or ():
+        queue.give_up()
 
 
 def on_first_failure(qp: QueuePair, call: Callable[[BaseException], None]) -> None:
