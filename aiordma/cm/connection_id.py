@@ -100,6 +100,8 @@ _WITHOUT_PEER = (
     Stage.IDLE, Stage.BOUND, Stage.LISTENING, Stage.ADDRESS_RESOLVED, Stage.ROUTE_RESOLVED,
     Stage.CONNECTING, Stage.FAILED,
 )  # fmt: skip
+# There is a path to a peer's queue pair.
+_WITH_PATH = (Stage.REQUESTED, Stage.RESPONDED, Stage.ACCEPTED, Stage.CONNECTED)
 
 # For an id that a step refuses.
 _REMEDIES = {
@@ -709,6 +711,9 @@ class ConnectionId(Resource):
         if self.context is None:
             detail = "(the id is bound to no device)"
             raise os_error(errno.EINVAL, "rdma_init_qp_attr", detail=detail)
+        if state != QPState.INIT:
+            # The kernel would propose the attributes of INIT for it.
+            self._need("rdma_init_qp_attr", *_WITH_PATH)
         return proposal(self._require(), state, self.stage)
 
     def establish(self) -> None:

@@ -40,29 +40,11 @@ from tests.device.bringing_up import connected, hand_made, tcp_pair
 from tests.native_ends import begun
 
 TEXT = b"by hand"
-
-roce = pytest.mark.usefixtures("on_roce")
-
-
-@pytest.fixture
-def on_roce(is_siw: bool) -> None:
-    """iWARP has its own test."""
-    if is_siw:
-        pytest.skip("iWARP connects by the connection manager only")
-
-
-@pytest.mark.siw
-async def test_iwarp_says_which_way_leads_there() -> None:
-    async with hand_made(1) as (end,):
-        with pytest.raises(NotSupportedError, match="ConnectionId"):
-            end.bring_up()
-        assert end.qp.state == QPState.RESET
-
+DEPTH_BYTES = 64
 
 # The states
 
 
-@roce
 async def test_each_end_passes_the_states() -> None:
     async with hand_made() as (one, other):
         assert one.qp.state == QPState.RESET
@@ -80,7 +62,6 @@ async def test_each_end_passes_the_states() -> None:
         assert found.min_rnr_timer == 12
 
 
-@roce
 async def test_the_lower_mtu_and_the_lower_depth_hold() -> None:
     mine = {"path_mtu": MTU.MTU_512, "max_dest_rd_atomic": 2}
     async with connected(mine, {"max_rd_atomic": 7}) as (one, other):
@@ -96,7 +77,6 @@ async def test_the_lower_mtu_and_the_lower_depth_hold() -> None:
         assert bytes(target.view) == sent
 
 
-@roce
 async def test_the_same_by_modify_alone() -> None:
     """As C programs do it, with an address vector."""
     async with hand_made() as (one, other):
@@ -128,7 +108,6 @@ def index_of(end: Any, gid: bytes) -> int:
     return next(e.index for e in table if e.gid == gid and e.type.name == "ROCE_V2")
 
 
-@roce
 async def test_alternate_paths_are_of_infiniband() -> None:
     """The kernel refuses them elsewhere by a bare EINVAL."""
     async with connected() as (one, other):
@@ -141,7 +120,6 @@ async def test_alternate_paths_are_of_infiniband() -> None:
         assert (found.alt_port_num, found.alt_timeout) == (0, 0)
 
 
-@roce
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
@@ -167,7 +145,6 @@ async def test_wrong_changes(
         assert end.qp.state == QPState.INIT
 
 
-@roce
 async def test_a_step_out_of_order_is_refused() -> None:
     async with hand_made(1) as (end,):
         up = end.bring_up()
@@ -185,7 +162,6 @@ async def test_a_step_out_of_order_is_refused() -> None:
 # Conversations
 
 
-@roce
 async def test_every_operation() -> None:
     everything = {"access": Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC}
     async with connected(everything, everything) as (one, other):
@@ -203,7 +179,6 @@ async def test_every_operation() -> None:
         assert theirs.view[128:136] == mine.view[:8]
 
 
-@roce
 async def test_completions_come_to_an_iterator() -> None:
     async with connected() as (one, other):
         source, target = one.region(bytearray(TEXT)), other.region(DEPTH_BYTES)
@@ -215,10 +190,7 @@ async def test_completions_come_to_an_iterator() -> None:
         assert [(await anext(one.cq)).wr_id for _ in range(8)] == list(range(100, 108))
 
 
-DEPTH_BYTES = 64
 
-
-@roce
 @pytest.mark.parametrize("kind", [QPType.UC, QPType.RC])
 async def test_connected_services(kind: QPType) -> None:
     async with connected(qp_type=kind) as (one, other):
@@ -229,7 +201,6 @@ async def test_connected_services(kind: QPType) -> None:
         assert bytes(target.view) == TEXT
 
 
-@roce
 async def test_datagrams() -> None:
     async with hand_made(qp_type=QPType.UD) as (one, other):
         first, second = one.bring_up(), other.bring_up(qkey=5)
@@ -250,7 +221,6 @@ async def test_datagrams() -> None:
 # Over a stream of the program's own
 
 
-@roce
 async def test_exchange_over_tcp() -> None:
     async with hand_made() as (one, other), tcp_pair() as (here, there):
         first, second = one.bring_up(), other.bring_up()
@@ -266,7 +236,6 @@ async def test_exchange_over_tcp() -> None:
         assert await there[0].readexactly(4) == b"more"
 
 
-@roce
 @pytest.mark.parametrize("words", [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\0" * 64, b"hi"])
 async def test_a_stranger_at_the_other_end(words: bytes) -> None:
     async with hand_made(1) as (end,), tcp_pair() as (here, there):
@@ -277,7 +246,6 @@ async def test_a_stranger_at_the_other_end(words: bytes) -> None:
         assert end.qp.state == QPState.INIT
 
 
-@roce
 async def test_the_other_end_leaves_or_says_nothing() -> None:
     async with hand_made(1) as (end,), tcp_pair() as (here, there):
         up = end.bring_up()
@@ -289,7 +257,6 @@ async def test_the_other_end_leaves_or_says_nothing() -> None:
             await up.exchange(*here)
 
 
-@roce
 async def test_cancellation_leaves_a_queue_pair_that_can_start_again() -> None:
     async with hand_made() as (one, other), tcp_pair() as (here, there):
         up = one.bring_up()
@@ -326,7 +293,6 @@ class SlowNeighbor:
         patch.setattr(lib, "ibv_modify_qp", modify)
 
 
-@roce
 async def test_a_slow_neighbor_keeps_a_thread_waiting_and_not_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -341,7 +307,6 @@ async def test_a_slow_neighbor_keeps_a_thread_waiting_and_not_the_loop(
         assert one.qp.state == QPState.RTS
 
 
-@roce
 @pytest.mark.parametrize("how", ["time limit", "canceled", "closed"])
 async def test_a_slow_neighbor_is_waited_for_no_longer(
     monkeypatch: pytest.MonkeyPatch, how: str
@@ -371,7 +336,6 @@ async def test_a_slow_neighbor_is_waited_for_no_longer(
 # Ends
 
 
-@roce
 async def test_a_peer_that_is_gone_fails_a_send() -> None:
     async with connected({"timeout": 8, "retry_cnt": 1}) as (one, other):
         source = one.region(bytearray(TEXT))
@@ -382,7 +346,6 @@ async def test_a_peer_that_is_gone_fails_a_send() -> None:
         assert one.qp.state == QPState.ERR
 
 
-@roce
 async def test_to_error_ends_what_waits_and_reset_begins_anew() -> None:
     async with connected() as (one, other):
         source, target = one.region(bytearray(TEXT)), one.region(64)
@@ -407,7 +370,6 @@ async def test_to_error_ends_what_waits_and_reset_begins_anew() -> None:
         assert one.qp.outstanding == other.qp.outstanding == 0
 
 
-@roce
 async def test_reset_frees_prepared_posts() -> None:
     async with connected() as (one, _):
         target = one.region(64)
@@ -417,7 +379,6 @@ async def test_reset_frees_prepared_posts() -> None:
             post.execute()
 
 
-@roce
 async def test_many_at_a_time() -> None:
     """Each end has its own stream; the neighbor is asked by threads."""
 
