@@ -12,10 +12,11 @@ import pytest
 
 import aiordma
 from aiordma import ConnectionRejectedError
-from aiordma.cm import ConnectionEvent, ConnectionId, EventChannel, EventType, Stage
+from aiordma.cm import ConnectionId, EventChannel, EventType, Stage
 from aiordma.verbs import Access, MemoryRegion, QPState
-from tests.device.bringing_up import HandMade
 from tests.native_ends import (
+    End,
+    Foreign,
     acked,
     begun,
     close_all,
@@ -23,44 +24,8 @@ from tests.native_ends import (
     parameters,
     resolved,
 )
-from tests.native_ends import End as OwnEnd
 
 TEXT = b"not the id's own"
-
-
-class Foreign(HandMade):
-    """An id, and a queue pair that it knows by its number alone."""
-
-    def __init__(self, cm_id: ConnectionId) -> None:
-        assert cm_id.context is not None
-        super().__init__(cm_id.context)
-        self.cm_id = cm_id
-        self.parts.append(cm_id)
-        self.iwarp = cm_id.context.is_iwarp
-
-    def move(self, *states: QPState) -> None:
-        for state in states:
-            self.qp.modify(**self.cm_id.init_qp_attr(state))
-
-    async def connect(self) -> ConnectionEvent:
-        self.move(QPState.INIT)
-        answer = await self.cm_id.connect(parameters(), qp_num=self.qp.num)
-        if self.iwarp:
-            assert answer.type == EventType.ESTABLISHED
-            return answer
-        assert answer.type == EventType.CONNECT_RESPONSE
-        assert self.cm_id.stage == Stage.RESPONDED
-        # Once more through INIT: only now the accesses that the peer has asked for are proposed.
-        self.move(QPState.INIT, QPState.RTR, QPState.RTS)
-        self.cm_id.establish()
-        assert self.cm_id.stage == Stage.CONNECTED
-        return answer
-
-    async def accept(self) -> None:
-        self.move(QPState.INIT)
-        if not self.iwarp:
-            self.move(QPState.RTR, QPState.RTS)
-        await self.cm_id.accept(parameters(), qp_num=self.qp.num)
 
 
 @contextlib.asynccontextmanager
@@ -73,8 +38,8 @@ async def meeting(address: str) -> AsyncIterator[tuple[Foreign, EventChannel, Ev
             stack.callback(channel.close)
         listener = listening(for_server, address)
         stack.callback(listener.close)
-        client = Foreign(await resolved(for_client, address, listener.source_port))
-        stack.push_async_callback(client.close)
+        client = Foreign(await resolved(for_client, address, listener.source_port)).build()
+        stack.push_async_callback(close_all, client)
         yield client, for_server, for_client
 
 
@@ -103,16 +68,17 @@ async def talk(one: Any, other: Any) -> None:
 async def test_both_ends_have_a_foreign_queue_pair(address: str) -> None:
     async with meeting(address) as (client, for_server, _):
         connecting = await begun(client.connect())
-        server = Foreign(await request_of(for_server))
+        server = Foreign(await request_of(for_server)).build()
         try:
             await server.accept()
             await connecting
+            assert server.cm_id.stage == client.cm_id.stage == Stage.CONNECTED
             await talk(client, server)
             await client.cm_id.disconnect()
             await acked(for_server, EventType.DISCONNECTED, skip=EARLIER)
             assert server.cm_id.stage == client.cm_id.stage == Stage.DISCONNECTED
         finally:
-            await server.close()
+            await close_all(server)
 
 
 EARLIER = frozenset({
@@ -124,7 +90,7 @@ EARLIER = frozenset({
 async def test_an_own_queue_pair_meets_a_foreign_one(address: str) -> None:
     async with meeting(address) as (client, for_server, _):
         connecting = await begun(client.connect())
-        server = OwnEnd(await request_of(for_server)).build()
+        server = End(await request_of(for_server)).build()
         try:
             await server.cm_id.accept(parameters())
             await connecting
@@ -151,7 +117,7 @@ async def test_a_client_that_leaves_before_it_confirms(address: str, is_siw: boo
     async with meeting(address) as (client, for_server, _):
         client.move(QPState.INIT)
         asking = await begun(client.cm_id.connect(parameters(), qp_num=client.qp.num))
-        server = Foreign(await request_of(for_server))
+        server = Foreign(await request_of(for_server)).build()
         try:
             accepting = await begun(server.accept())
             await asking
@@ -159,7 +125,7 @@ async def test_a_client_that_leaves_before_it_confirms(address: str, is_siw: boo
             with pytest.raises(OSError):
                 await accepting
         finally:
-            await server.close()
+            await close_all(server)
 
 
 async def test_what_is_not_possible(address: str) -> None:
@@ -184,7 +150,7 @@ async def test_what_is_not_possible(address: str) -> None:
 
 async def test_an_id_with_a_queue_pair_takes_no_number(address: str) -> None:
     async with meeting(address) as (client, for_server, for_client):
-        own = OwnEnd(await resolved(for_client, address, 7471)).build()
+        own = End(await resolved(for_client, address, 7471)).build()
         with pytest.raises(ValueError, match="queue pair of its own"):
             await own.cm_id.connect(parameters(), qp_num=client.qp.num)
         await close_all(own)
@@ -207,7 +173,7 @@ async def test_the_end_of_the_peer_leaves_a_foreign_queue_pair_alone(
     """It is the program's to move; the event says when."""
     async with meeting(address) as (client, for_server, for_client):
         connecting = await begun(client.connect())
-        server = OwnEnd(await request_of(for_server)).build()
+        server = End(await request_of(for_server)).build()
         try:
             await server.cm_id.accept(parameters())
             await connecting
