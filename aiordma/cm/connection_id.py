@@ -33,8 +33,10 @@ from typing import Any, Self
 from aiordma._core import CMEvents
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_minus_one
+from aiordma._ffi.newer import newer
 from aiordma.arguments import check_seconds, fitting, whole
 from aiordma.cm.address import Address, from_sockaddr, is_local, to_sockaddr
+from aiordma.cm.addrinfo import AddressInfo, c_names, hints_of, taken
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_parameter import (
     ANSWER_ROOM,
@@ -90,6 +92,7 @@ _NO_OFFER: Offer = 0, 0, False, 0, 0  # datagram services know no depths and no 
 _ESTABLISHED = frozenset({EventType.ESTABLISHED})
 # InfiniBand's and iWARP's, for a queue pair that the program moves.
 _ANSWERED = frozenset({EventType.CONNECT_RESPONSE, EventType.ESTABLISHED})
+_NAMES_RESOLVED = frozenset({EventType.ADDRINFO_RESOLVED})
 _DISCONNECTED = frozenset({EventType.DISCONNECTED})
 # iWARP returns these from the call, and InfiniBand reports them by an event.
 _REFUSED_IN_THE_CALL = {
@@ -427,6 +430,45 @@ class ConnectionId(Resource):
             self.stage = Stage.FAILED  # as after `resolve_addr`
             raise
         self.stage = Stage.ROUTE_RESOLVED
+
+    async def resolve_addrinfo(
+        self, node: str | None, service: str | int | None = None, timeout: float = 10.0
+    ) -> list[AddressInfo]:
+        """Resolve names by the connection manager (`rdma_resolve_addrinfo(3)`).
+
+        Of rdma-core 60 and later, on InfiniBand, whose subnet administrator knows the services.
+        `cm.getaddrinfo` resolves by the host's resolver, on every transport.
+
+        Args:
+            node: Name of the host, or None.
+            service: Name of the service, or None.
+            timeout: Seconds.
+
+        Raises:
+            TypeError, ValueError: Not such names.
+            NotSupportedError: The installed librdmacm does not have the call.
+            OSError: EINVAL if the id is bound or resolved; the kernel refused.
+            ConnectTimeoutError: No answer in time.
+
+        Cancellation: ends the wait; close the id then.
+        """
+        check_seconds("timeout", timeout, none=False)
+        names, hints = c_names(node, service), hints_of(self.port_space)
+        ask, query = newer("rdma_resolve_addrinfo"), newer("rdma_query_addrinfo")
+        self._need("rdma_resolve_addrinfo", Stage.IDLE)
+        handle = self._require()
+
+        def call() -> None:
+            check_minus_one(ask(handle, *names, hints), "rdma_resolve_addrinfo")
+
+        try:
+            await self._run(call, _NAMES_RESOLVED, timeout)
+        except asyncio.CancelledError:
+            self.stage = Stage.FAILED  # as after `resolve_addr`
+            raise
+        out = ffi.new("struct rdma_addrinfo **")
+        check_minus_one(query(self._require(), out), "rdma_query_addrinfo")
+        return taken(out[0])
 
     # Queue pair
 

@@ -785,7 +785,8 @@ class Connection:
     def pd(self) -> ProtectionDomain:
         """The protection domain of the native layer; see `cm_id`.
 
-        Memory that is registered in it by hand can be opened to the peer by its `rkey`.
+        Memory and further queue pairs of the program can be made in it; `expose` opens memory to
+        the peer.
         """
         return self._link.pd
 

@@ -6,13 +6,14 @@ from aiordma.verbs.bring_up import BringUp, BringUpConfig, QPAddress
 from aiordma.verbs.comp_channel import CompletionChannel
 from aiordma.verbs.context import Context, DeviceAttributes, GidEntry, ODPCaps, PortAttributes
 from aiordma.verbs.cq import CompletionQueue
-from aiordma.verbs.device import Device, devices, is_available, why_unavailable
+from aiordma.verbs.device import Device, devices, fork_status, is_available, why_unavailable
 from aiordma.verbs.enums import (
     MTU,
     Access,
     AsyncEventType,
     AtomicCap,
     DeviceCapFlags,
+    ForkStatus,
     GIDType,
     LinkLayer,
     MigrationState,
@@ -39,7 +40,7 @@ from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.prepared import PreparedPost
 from aiordma.verbs.qp import QPAttributes, QPInitAttr, QPLimits, QueuePair
 from aiordma.verbs.qp_changes import QPChanges
-from aiordma.verbs.srq import SharedReceiveQueue, SRQAttributes
+from aiordma.verbs.srq import PreparedReceives, SharedReceiveQueue, SRQAttributes
 from aiordma.verbs.wc import WorkCompletion
 from aiordma.verbs.wr import SGE, RecvWR, SendWR
 
@@ -62,6 +63,7 @@ __all__ = [
     "DeviceAttributes",
     "DeviceCapFlags",
     "DeviceEvents",
+    "ForkStatus",
     "GIDType",
     "GidEntry",
     "LinkLayer",
@@ -78,6 +80,7 @@ __all__ = [
     "PortAttributes",
     "PortState",
     "PreparedPost",
+    "PreparedReceives",
     "ProtectionDomain",
     "QPAddress",
     "QPAttrMask",
@@ -100,6 +103,7 @@ __all__ = [
     "WCStatus",
     "WorkCompletion",
     "devices",
+    "fork_status",
     "is_available",
     "why_unavailable",
 ]

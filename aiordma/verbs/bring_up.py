@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Self
 
 from aiordma.arguments import check_kind, check_seconds, fitting, whole
 from aiordma.errors import ConnectTimeoutError, ProtocolError, os_error
-from aiordma.loop.workers import call_blocking
+from aiordma.loop.workers import call_blocking, connecting
 from aiordma.verbs.ah import AHAttributes
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import MTU, Access, GIDType, LinkLayer, QPState, QPType
@@ -277,7 +277,7 @@ class BringUp:
         limit = asyncio.timeout(timeout)
         try:
             async with limit:
-                await call_blocking(run, undo=lambda _: None)
+                await call_blocking(run, undo=lambda _: None, pool=connecting)
         except TimeoutError as exc:
             if isinstance(exc, ConnectTimeoutError) or not limit.expired():
                 raise

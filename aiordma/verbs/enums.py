@@ -20,6 +20,7 @@ __all__ = [
     "AsyncEventType",
     "AtomicCap",
     "DeviceCapFlags",
+    "ForkStatus",
     "GIDType",
     "LinkLayer",
     "MRAdvice",
@@ -127,6 +128,14 @@ class DeviceCapFlags(OpenIntFlag):
     MANAGED_FLOW_STEERING = 1 << 29
     RAW_SCATTER_FCS = 1 << 34
     PCI_WRITE_END_PADDING = 1 << 36
+
+
+class ForkStatus(OpenIntEnum):
+    """Whether registered memory survives a fork of this process (`ibv_fork_status`)."""
+
+    DISABLED = 0
+    ENABLED = 1
+    UNNEEDED = 2
 
 
 class AtomicCap(OpenIntEnum):

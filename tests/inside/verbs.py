@@ -197,6 +197,11 @@ def watch_again(channel: CompletionChannel) -> None:
 # Memory
 
 
+def holds_on(resource: Resource) -> int:
+    """How many objects and requests keep it from being destroyed."""
+    return resource._children
+
+
 def uses_of(region: MemoryRegion) -> int:
     """The operations that keep it registered."""
     return region._registration.uses
