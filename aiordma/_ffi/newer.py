@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import ctypes
 import errno
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiordma._ffi import ffi
 from aiordma.errors import os_error
 
-if TYPE_CHECKING:
-    from aiordma._ffi import CData
-
-__all__ = ["newer"]
+__all__ = ["CALLS", "newer"]
 
 _LIBRDMACM = "librdmacm.so.1"
 #: Name, the release of rdma-core that has brought it, its type.
-_CALLS = {
+CALLS = {
     "rdma_resolve_addrinfo": (
         "60",
         "int (*)(struct rdma_cm_id *, const char *, const char *, const struct rdma_addrinfo *)",
@@ -28,7 +25,7 @@ _CALLS = {
 }
 
 
-def newer(name: str) -> CData:
+def newer(name: str) -> Any:
     """The C function, out of the library that is loaded.
 
     Args:
@@ -37,7 +34,7 @@ def newer(name: str) -> CData:
     Raises:
         NotSupportedError: The library does not have it.
     """
-    release, kind = _CALLS[name]
+    release, kind = CALLS[name]
     # The loader returns the library that the module has loaded: the name is the same.
     function: Any = getattr(ctypes.CDLL(_LIBRDMACM), name, None)
     if function is None:

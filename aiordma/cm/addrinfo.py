@@ -66,19 +66,22 @@ def c_names(node: str | None, service: str | int | None) -> tuple[Any, Any]:
         ValueError: Both are None, or a name has a NUL in it.
     """
     check_kind("node", node, str)
-    if isinstance(service, int) and not isinstance(service, bool):
+    if type(service) is int:
         service = str(service)
     check_kind("service", service, str)
     if node is None and service is None:
         msg = "node and service are both None"
         raise ValueError(msg)
-    names = []
-    for name in (node, service):
-        if name is not None and "\0" in name:
-            msg = f"a NUL in {name!r}"
-            raise ValueError(msg)
-        names.append(ffi.NULL if name is None else ffi.new("char[]", name.encode("idna")))
-    return names[0], names[1]
+    return _c_name(node), _c_name(service)
+
+
+def _c_name(name: Any) -> Any:
+    if name is None:
+        return ffi.NULL
+    if "\0" in name:
+        msg = f"a NUL in {name!r}"
+        raise ValueError(msg)
+    return ffi.new("char[]", name.encode("idna"))
 
 
 def taken(first: Any) -> list[AddressInfo]:
@@ -150,8 +153,7 @@ async def getaddrinfo(
         refused = ffi.errno
         if not code:
             return taken(out[0])
-        # It returns -1 with errno, or what getaddrinfo(3) has returned, of which EAI_BADFLAGS
-        # is -1 too.
+        # It returns -1 with errno, or the code of getaddrinfo(3), whose EAI_BADFLAGS is -1, too.
         if code == -1 and refused:
             raise os_error(refused, "rdma_getaddrinfo")
         if code == socket.EAI_SYSTEM:

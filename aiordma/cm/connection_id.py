@@ -729,8 +729,8 @@ class ConnectionId(Resource):
     def init_qp_attr(self, state: QPState) -> QPChanges:
         """Return the attributes of a queue pair for its change to a state (`rdma_init_qp_attr(3)`).
 
-        For a queue pair that is not the id's own; an own one is moved here.  They are what the
-        connection manager proposes, to be given to `QueuePair.modify`, or to another library:
+        For a queue pair that is not the id's own; its own queue pair is moved here.  The connection
+        manager proposes them, for `QueuePair.modify`, or for another library:
 
             qp.modify(**cm_id.init_qp_attr(QPState.INIT))
 

@@ -107,7 +107,7 @@ def advance(
 
 
 def proposal(id_handle: Any, state: QPState, stage: Stage) -> QPChanges:
-    """What the connection manager proposes for a queue pair that is not the id's own.
+    """The proposal of the connection manager for a queue pair that is not the id's own.
 
     Raises:
         ConnectionAbortedError: The client has left: there is nothing to propose for its request.

@@ -34,13 +34,12 @@ from aiordma._core import (
 from aiordma.arguments import Buffer, bytes_of, fitting, joined, whole
 from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
-from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import EventType
 from aiordma.endpoint.config import ConnectionConfig, plan_of
 from aiordma.endpoint.events import ConnectionEvents, EventHub
 from aiordma.endpoint.large import LargeMessages, checks
 from aiordma.endpoint.lease import Lease, rights_of
-from aiordma.endpoint.link import COPIED_BYTES, Link, allow_landings
+from aiordma.endpoint.link import COPIED_BYTES, Link, WayDown, allow_landings
 from aiordma.endpoint.one_sided import OneSided
 from aiordma.endpoint.outcome import (
     Outcome,
@@ -85,8 +84,6 @@ from aiordma.requests.exchange import Exchange
 from aiordma.requests.served import Requests
 from aiordma.verbs.enums import Access, Opcode
 from aiordma.verbs.mr import MemoryRegion
-from aiordma.verbs.pd import ProtectionDomain
-from aiordma.verbs.qp import QueuePair
 from aiordma.verbs.wc import WCRecord
 from aiordma.verbs.wr import SGE
 
@@ -116,7 +113,7 @@ async def _no_send(buf: Any, imm: int | None = None) -> None:
     raise reserved_error("send()")
 
 
-class Connection:
+class Connection(WayDown):
     """A connection to one peer; made by `connect`, `Listener.accept` or `ConnectRequest.accept`.
 
     Belongs to the event loop that made it.  `async with` closes it; after an exception in the
@@ -759,36 +756,6 @@ class Connection:
         if self._events is None:
             self._events = EventHub(self._link)
         return self._events.open()
-
-    # The way down
-
-    @property
-    def cm_id(self) -> ConnectionId:
-        """The connection id of the native layer.
-
-        It, `qp` and `pd` belong to the connection, which closes them: they are there to ask and to
-        change what the connection does not have a name for, such as `qp.query()`, the RNR timer, or
-        more memory and queue pairs in its protection domain.  They stay after its end, closed.
-        """
-        return self._link.cm_id
-
-    @property
-    def qp(self) -> QueuePair:
-        """The queue pair of the native layer; see `cm_id`.
-
-        Its places are counted by the connection, which posts in C: it takes no requests of the
-        program (`post_send`, `send` and the like raise ResourceBusyError).
-        """
-        return self._link.qp
-
-    @property
-    def pd(self) -> ProtectionDomain:
-        """The protection domain of the native layer; see `cm_id`.
-
-        Memory and further queue pairs of the program can be made in it; `expose` opens memory to
-        the peer.
-        """
-        return self._link.pd
 
     @property
     def stats(self) -> ConnectionStats:

@@ -125,7 +125,7 @@ class BringUpConfig:
             InfiniBand the first.
         pkey_index: Index in the port's table of partition keys.
         access: Accesses that the peer has, of RC and UC.
-        path_mtu: Path MTU; None for the lower of what both ports have.  A peer whose program has a
+        path_mtu: Path MTU; None for the lower MTU of both ports.  A peer whose program has a
             fixed path MTU needs the same here.
         psn: Number of the first packet; None for a random number.
         timeout: Exponent e of the acknowledgement timeout 4.096 us * 2**e; 14 is 67 ms.
@@ -362,28 +362,25 @@ class BringUp:
             return to_receive, to_send
         check_kind("peer", peer, QPAddress, none=False)
         assert peer is not None
-        to_receive.update(
-            ah_attr=self.way_to(peer),
-            path_mtu=MTU(_lower(self.address.path_mtu, peer.path_mtu)),
-            dest_qp_num=peer.qp_num,
-            rq_psn=peer.psn,
-        )
+        to_receive["ah_attr"] = self.way_to(peer)
+        to_receive["path_mtu"] = MTU(_lower(self.address.path_mtu, peer.path_mtu))
+        to_receive["dest_qp_num"] = peer.qp_num
+        to_receive["rq_psn"] = peer.psn
         if kind == QPType.RC:
             most = self.qp.pd.context.attributes.max_qp_init_rd_atom
             reads = min(_lower(config.max_rd_atomic, most), 255)
-            to_receive.update(
-                max_dest_rd_atomic=self.address.reads or 0, min_rnr_timer=config.min_rnr_timer
-            )
-            to_send.update(
-                timeout=config.timeout, retry_cnt=config.retry_cnt, rnr_retry=config.rnr_retry,
-                max_rd_atomic=_lower(reads, peer.reads),
-            )  # fmt: skip
+            to_receive["max_dest_rd_atomic"] = self.address.reads or 0
+            to_receive["min_rnr_timer"] = config.min_rnr_timer
+            to_send["max_rd_atomic"] = _lower(reads, peer.reads)
+            to_send["timeout"] = config.timeout
+            to_send["retry_cnt"] = config.retry_cnt
+            to_send["rnr_retry"] = config.rnr_retry
         return to_receive, to_send
 
 
-def _lower(one: int | None, other: int | None) -> int:
-    """The lower of two bounds of which at least one is known."""
-    return min(bound for bound in (one, other) if bound is not None)
+def _lower(first: int | None, other: int | None) -> int:
+    """The lower of two bounds, or the only bound that is known."""
+    return min(bound for bound in (first, other) if bound is not None)
 
 
 def _reachable_gid(context: Context, port_num: int, link_layer: LinkLayer) -> int:

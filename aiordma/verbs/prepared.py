@@ -350,7 +350,7 @@ class PreparedPost:
             (qp._rules or qp._choose_rules()).check_sizes(made, sizes)
 
     def _checked_flags(self, request: int, flags: SendFlags) -> tuple[SendFlags, Planned]:
-        """The flags, and what the queue has to note with them."""
+        """The flags, and the note of the queue about a request that has them."""
         made, entry, qp = self._requests[request], self._entries[request], self._queue.qp
         if not isinstance(made, SendWR):
             msg = "a receive has no send_flags"
@@ -366,9 +366,10 @@ class PreparedPost:
         return flags, planned
 
     def _set_flags(self, request: int, flags: SendFlags, planned: Planned) -> None:
-        entry = self._entries[request]
+        entry, made = self._entries[request], self._requests[request]
+        assert isinstance(made, SendWR)
         entry.signaled, entry.silent = planned.signaled, planned.silent
-        self._requests[request] = replace(self._requests[request], send_flags=flags)
+        self._requests[request] = replace(made, send_flags=flags)
         self._wrs[request].send_flags = int(flags) | SendFlags.SIGNALED * planned.signaled
         self._signaled = any(one.signaled for one in self._entries)
         plan = [Planned(one.operation, (), one.signaled) for one in self._entries]

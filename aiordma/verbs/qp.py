@@ -23,7 +23,13 @@ from typing import Any, Unpack
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno
-from aiordma.errors import ResourceBusyError, ResourceClosedError, device_error, os_error, queue_error
+from aiordma.errors import (
+    ResourceBusyError,
+    ResourceClosedError,
+    device_error,
+    os_error,
+    queue_error,
+)
 from aiordma.loop.running import running_loop
 from aiordma.verbs.ah import AddressHandle, AHAttributes, c_gid
 from aiordma.verbs.async_event import AsyncEvent, enroll, next_token
@@ -104,7 +110,7 @@ class QueuePair(Resource):
 
     __slots__ = (
         "_cqs", "_expected", "_first_failure", "_groups", "_in_error", "_init", "_last_receive",
-        "_on_first_failure", "_owned", "_queues", "_read_depth", "_rules", "limits", "num", "pd",
+        "_on_first_failure", "_queues", "_read_depth", "_rules", "limits", "num", "pd",
     )  # fmt: skip
 
     num: int
@@ -141,11 +147,11 @@ class QueuePair(Resource):
         #: Called once with the first cause, whether or not the request is awaited.
         self._on_first_failure: Callable[[BaseException], None] | None = None
         self._in_error = False
-        self._owned = False  # a connection posts to it, in C, and counts the places of its queues
         self._read_depth: int | None = None  # reads that it may have under way, once connected
         # Both made for the first request: a connection posts in C, and needs none.
         self._rules: WRRules | None = None
-        self._queues: tuple[WorkQueue, WorkQueue] | None = None
+        # Empty if a connection posts to it in C, and counts the places.
+        self._queues: tuple[WorkQueue, WorkQueue] | tuple[()] | None = None
         self._last_receive: threading.Event | None = None
         parents = (*uses, pd, send_cq, recv_cq)
         super().__init__(handle, parents if attr.srq is None else (*parents, attr.srq))
@@ -159,7 +165,7 @@ class QueuePair(Resource):
 
     def _make_queues(self) -> tuple[WorkQueue, WorkQueue]:
         self._require()
-        if self._owned:
+        if self._queues is not None:
             msg = (
                 "a connection posts to this queue pair and counts its places: use the methods of "
                 "the connection, or a queue pair of your own in its protection domain"
@@ -722,7 +728,7 @@ class QueuePair(Resource):
         if self.outstanding:
             with contextlib.suppress(RuntimeError):
                 # Of these queues: RESET may give it others meanwhile.
-                asyncio.get_running_loop().call_later(_FLUSH_GRACE_S, _give_up, self._queues)
+                asyncio.get_running_loop().call_later(_FLUSH_GRACE_S, _give_up, self._queues or ())
 
     def query(self) -> QPAttributes:
         """Ask the device for the current attributes (`ibv_query_qp(3)`)."""
@@ -785,7 +791,7 @@ class QueuePair(Resource):
     @property
     def outstanding(self) -> int:
         """Posted requests whose completion has not been seen."""
-        return 0 if self._queues is None else len(self._queues[0]) + len(self._queues[1])
+        return sum(map(len, self._queues or ()))
 
     def _failed(self, operation: str, record: WCRecord) -> None:
         """A request has failed, or was flushed."""

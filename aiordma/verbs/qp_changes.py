@@ -8,7 +8,7 @@ member, which C takes in silence, cannot be written down.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from aiordma._ffi import ffi
 from aiordma.arguments import check_kind, fitting
@@ -21,7 +21,7 @@ __all__ = ["WAYS", "QPChanges", "changes_of", "check_changes", "to_c"]
 class QPChanges(TypedDict, total=False):
     """Attributes of a queue pair that are to change (`ibv_modify_qp(3)`, same names).
 
-    Keyword arguments of `QueuePair.modify`, and what `ConnectionId.init_qp_attr` proposes.  The man
+    Keyword arguments of `QueuePair.modify`, and the proposal of `ConnectionId.init_qp_attr`.  The man
     page lists which of them each transition needs and allows.
 
     Attributes:
@@ -156,4 +156,4 @@ def changes_of(attr: Any, mask: int) -> QPChanges:
             found[name] = AHAttributes._from_c(value)
         else:
             found[name] = _KINDS.get(name, int)(value)
-    return QPChanges(**found)  # type: ignore[typeddict-item]
+    return cast("QPChanges", found)

@@ -116,7 +116,7 @@ async def test_a_wrong_patch_changes_nothing(ends: Ends) -> None:
     send = client.qp.prepare_send(SendWR(4, [SGE(client.mr, 0, 4)]))
     receive = server.qp.prepare_recv(RecvWR(4, [SGE(server.mr, 0, 4)]))
     inline = client.qp.prepare_send(SendWR(4, [SGE(client.mr, 0, 4)], send_flags=SendFlags.INLINE))
-    changes: list[dict[str, int]] = [
+    changes: list[dict[str, Any]] = [
         {"wr_id": 1 << 64}, {"wr_id": -1}, {"offset": -1}, {"length": -1}, {"offset": 4093},
         {"length": 4097}, {"offset": 1 << 64}, {"wr_id": 5, "length": 4097},
         {"wr_id": 5, "rkey": 1}, {"remote_addr": 8}, {"imm_data": 1}, {"swap": 1},
@@ -172,8 +172,9 @@ async def test_a_region_takes_the_place_of_another(ends: Ends) -> None:
     got = await completions(server, 3)
     await completions(client, 3)
     await first.wait_closed()
-    texts = [bytes(server.mr.view[64 * n : 64 * n + (wc.byte_len or 0)]) for n, wc in
-             enumerate(got)]
+    texts = [
+        bytes(server.mr.view[64 * n : 64 * n + (wc.byte_len or 0)]) for n, wc in enumerate(got)
+    ]
     assert texts == [b"first", b"second", b"econd"]
     assert holds_on(second) == 1  # the post; neither the executions nor the patches
     send.free()

@@ -476,9 +476,12 @@ async def test_prepared_receives_that_are_refused(address: str) -> None:
             post.patch(wr_id=1 << 64)
         with pytest.raises(ValueError, match="region"):
             post.patch(offset=made.mr.length, length=1)
-        with ProtectionDomain(made.context) as pd, MemoryRegion(pd, 64) as foreign:
-            with pytest.raises(ValueError, match="another protection domain"):
-                post.patch(region=foreign, length=64)
+        with (
+            ProtectionDomain(made.context) as pd,
+            MemoryRegion(pd, 64) as foreign,
+            pytest.raises(ValueError, match="another protection domain"),
+        ):
+            post.patch(region=foreign, length=64)
         for _ in range(most):
             post.execute()
         with pytest.raises(aiordma.ResourceBusyError, match="0 free places"):

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from aiordma.verbs import MTU, SGE, Access, BringUp, QPAddress, WCOpcode
+from aiordma.verbs import MTU, SGE, Access, BringUp, QPAddress, QPState, WCOpcode
 from tests.device.bringing_up import HandMade
 from tests.interop import conversation as c
 from tests.interop.program import Program, assert_bytes
@@ -138,9 +138,8 @@ class Answering:
     async def caller(self, program: Program) -> Stream:
         """The stream of the program that calls; fails if the program ends without a call."""
         # As futures alone: to cancel a task that waits for the program would end its reader.
-        await asyncio.wait(
-            [self._caller, program.reader], return_when=asyncio.FIRST_COMPLETED
-        )
+        either: list[asyncio.Future[Any]] = [self._caller, program.reader]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         assert self._caller.done(), "it ended without a call"
         return self._caller.result()
 
@@ -165,5 +164,5 @@ async def answering() -> AsyncIterator[Answering]:
 def options_of(end: HandMade) -> tuple[str, str]:
     """Name of the device and index of its GID, for a program on the same device."""
     up = BringUp(end.qp)
-    end.qp.modify(qp_state=0)  # type: ignore[typeddict-item]
+    end.qp.modify(qp_state=QPState.RESET)
     return end.context.name, str(up.gid_index)

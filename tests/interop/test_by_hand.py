@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -180,3 +181,21 @@ async def called(program: Program, port: int) -> Stream:
         except ConnectionRefusedError:
             assert not program.ended, "it ended without listening"
             await asyncio.sleep(0.01)
+
+
+async def test_the_example_with_pyverbs() -> None:
+    """As its page has it."""
+    async with hand_made(1) as (end,):
+        options = options_of(end)
+    examples = ROOT / "examples"
+    command = (sys.executable, "-W", "error", str(examples / "by_hand.py"), "127.0.0.1", "0")
+    async with running(*command) as server:
+        port = (await server.line("listening on 127.0.0.1 ")).strip()
+        program = str(examples / "by_hand_pyverbs.py")
+        for _ in range(2):
+            async with running(
+                PYTHON, program, "127.0.0.1", port, *options, "hello", "and again"
+            ) as client:
+                assert await client.finish() == ["HELLO", "AND AGAIN"]
+            await server.line("a client has left")
+        server.kill()

@@ -188,9 +188,7 @@ KINDS = pytest.mark.parametrize("kind", [End, ForeignEnd], ids=["own", "foreign"
 
 
 @KINDS
-async def test_memory_with_pyverbs_as_client(
-    address: str, is_siw: bool, kind: type[End]
-) -> None:
+async def test_memory_with_pyverbs_as_client(address: str, is_siw: bool, kind: type[End]) -> None:
     async with (
         serving(address) as server,
         pyverbs("memory", "client", address, server.port) as peer,

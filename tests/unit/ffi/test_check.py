@@ -149,7 +149,7 @@ CHECKERS = {
     "check_negative": "negative",
 }
 # Looked up in the library that is loaded; all of them return -1.
-LOOKED_UP = dict.fromkeys(newer._CALLS, "minus_one")
+LOOKED_UP = dict.fromkeys(newer.CALLS, "minus_one")
 CONVENTION = LOOKED_UP | {name: kind for kind, names in OPERATIONS.items() for name in names}
 
 
