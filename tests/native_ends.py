@@ -14,6 +14,7 @@ from aiordma.cm import (
     EventChannel,
     EventType,
     PortSpace,
+    Stage,
 )
 from aiordma.verbs import (
     Access,
@@ -23,6 +24,7 @@ from aiordma.verbs import (
     MemoryRegion,
     ProtectionDomain,
     QPInitAttr,
+    QPState,
     QPType,
     QueuePair,
 )
@@ -33,6 +35,7 @@ __all__ = [
     "DEPTH",
     "LIMIT_S",
     "End",
+    "Foreign",
     "acked",
     "begun",
     "beside",
@@ -210,11 +213,14 @@ class End:
                 if notify:
                     cq.req_notify()
             self.cq = cq
-            self.qp = self._own(self.cm_id.create_qp(self.pd, QPInitAttr(send_cq=cq, **sizes)))
+            self.qp = self._own(self._make_qp(QPInitAttr(send_cq=cq, **sizes)))
         except BaseException:
             self.close()
             raise
         return self
+
+    def _make_qp(self, attr: QPInitAttr) -> QueuePair:
+        return self.cm_id.create_qp(self.pd, attr)
 
     def _own(self, part: R) -> R:
         self.parts.insert(0, part)
@@ -228,6 +234,47 @@ class End:
         """Give everything back."""
         for part in self.parts:
             part.close()
+
+
+class Foreign(End):
+    """An end whose id knows the queue pair by its number alone: it is moved here."""
+
+    def _make_qp(self, attr: QPInitAttr) -> QueuePair:
+        return QueuePair(self.pd, attr)
+
+    def move(self, *states: QPState) -> None:
+        """Move the queue pair as the connection manager proposes."""
+        for state in states:
+            self.qp.modify(**self.cm_id.init_qp_attr(state))
+
+    async def connect(
+        self, parameter: ConnectionParameter | None = None, private_data: bytes = b""
+    ) -> ConnectionEvent:
+        """Connect, and confirm; the event with the answer of the peer."""
+        self.move(QPState.INIT)
+        answer = await self.cm_id.connect(
+            parameter or parameters(), private_data=private_data, qp_num=self.qp.num
+        )
+        if self.context.is_iwarp:  # the kernel does it all
+            assert answer.type == EventType.ESTABLISHED
+            return answer
+        assert answer.type == EventType.CONNECT_RESPONSE
+        assert self.cm_id.stage == Stage.RESPONDED
+        # Once more to INIT: only now the accesses that the peer has asked for are proposed.
+        self.move(QPState.INIT, QPState.RTR, QPState.RTS)
+        self.cm_id.establish()
+        return answer
+
+    async def accept(
+        self, parameter: ConnectionParameter | None = None, private_data: bytes = b""
+    ) -> ConnectionEvent:
+        """Accept the request that has made the id."""
+        self.move(QPState.INIT)
+        if not self.context.is_iwarp:
+            self.move(QPState.RTR, QPState.RTS)
+        return await self.cm_id.accept(
+            parameter or parameters(), private_data=private_data, qp_num=self.qp.num
+        )
 
 
 async def close_all(*ends: End) -> None:

@@ -373,11 +373,11 @@ def figures() -> list[Figure]:
     passed = files_of_a_byte()
     private = private_uses()
     return [
-        Figure("lines of the library", lines(), 50_800, 27_000),
-        Figure("lines of code among them", lines_of_code(), 33_450, 25_739),
+        Figure("lines of the library", lines(), 52_150, 27_000),
+        Figure("lines of code among them", lines_of_code(), 34_250, 25_739),
         Figure("files in endpoint/", files_in("endpoint"), 15, 15),
         Figure("files in streams/", files_in("streams"), 15, 15),
-        Figure("files in verbs/", files_in("verbs"), 24, 24),
+        Figure("files in verbs/", files_in("verbs"), 26, 24),
         Figure("most attributes of a class", most, 20, 20, largest),
         Figure("callbacks overwritten at the end", sum(ends.values()), 0, 5, ", ".join(ends)),
         Figure("files that a byte passes", len(passed), 5, 5, ", ".join(passed)),

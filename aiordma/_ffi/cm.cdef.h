@@ -251,7 +251,6 @@ struct rdma_event_channel *rdma_create_event_channel(void);
 void rdma_destroy_event_channel(struct rdma_event_channel *channel);
 int rdma_get_cm_event(struct rdma_event_channel *channel, struct rdma_cm_event **event);
 int rdma_ack_cm_event(struct rdma_cm_event *event);
-const char *rdma_event_str(enum rdma_cm_event_type event);
 
 /* ---- functions: identifier -------------------------------------------------------------- */
 
@@ -264,8 +263,6 @@ int rdma_bind_addr(struct rdma_cm_id *id, struct sockaddr *addr);
 int rdma_resolve_addr(struct rdma_cm_id *id, struct sockaddr *src_addr, struct sockaddr *dst_addr,
                       int timeout_ms);
 int rdma_resolve_route(struct rdma_cm_id *id, int timeout_ms);
-__be16 rdma_get_src_port(struct rdma_cm_id *id);
-__be16 rdma_get_dst_port(struct rdma_cm_id *id);
 struct sockaddr *rdma_get_local_addr(struct rdma_cm_id *id);
 struct sockaddr *rdma_get_peer_addr(struct rdma_cm_id *id);
 
@@ -280,26 +277,14 @@ int rdma_disconnect(struct rdma_cm_id *id);
 int rdma_notify(struct rdma_cm_id *id, enum ibv_event_type event);
 int rdma_init_qp_attr(struct rdma_cm_id *id, struct ibv_qp_attr *qp_attr, int *qp_attr_mask);
 
-/* ---- functions: queues that belong to the identifier ------------------------------------ */
-
-int rdma_create_qp(struct rdma_cm_id *id, struct ibv_pd *pd, struct ibv_qp_init_attr *qp_init_attr);
-int rdma_create_qp_ex(struct rdma_cm_id *id, struct ibv_qp_init_attr_ex *qp_init_attr);
-void rdma_destroy_qp(struct rdma_cm_id *id);
-int rdma_create_srq(struct rdma_cm_id *id, struct ibv_pd *pd, struct ibv_srq_init_attr *attr);
-int rdma_create_srq_ex(struct rdma_cm_id *id, struct ibv_srq_init_attr_ex *attr);
-void rdma_destroy_srq(struct rdma_cm_id *id);
-
 /* ---- functions: multicast --------------------------------------------------------------- */
 
-int rdma_join_multicast(struct rdma_cm_id *id, struct sockaddr *addr, void *context);
 int rdma_join_multicast_ex(struct rdma_cm_id *id, struct rdma_cm_join_mc_attr_ex *mc_join_attr,
                            void *context);
 int rdma_leave_multicast(struct rdma_cm_id *id, struct sockaddr *addr);
 
 /* ---- functions: devices and names ------------------------------------------------------- */
 
-struct ibv_context **rdma_get_devices(int *num_devices);
-void rdma_free_devices(struct ibv_context **list);
 int rdma_getaddrinfo(const char *node, const char *service, const struct rdma_addrinfo *hints,
                      struct rdma_addrinfo **res);
 void rdma_freeaddrinfo(struct rdma_addrinfo *res);

@@ -18,10 +18,6 @@ typedef uint16_t __be16;
 typedef uint32_t __be32;
 typedef uint64_t __be64;
 
-/* ---- opaque to Python ------------------------------------------------------------------- */
-
-struct ibv_xrcd;
-
 /* ---- constants -------------------------------------------------------------------------- */
 
 enum ibv_node_type {
@@ -220,18 +216,7 @@ enum ibv_advise_mr_advice {
 
 enum ibv_mw_type { IBV_MW_TYPE_1, IBV_MW_TYPE_2, ... };
 
-enum ibv_rate { IBV_RATE_MAX, ... };
-
 enum ibv_srq_attr_mask { IBV_SRQ_MAX_WR, IBV_SRQ_LIMIT, ... };
-enum ibv_srq_type { IBV_SRQT_BASIC, IBV_SRQT_XRC, IBV_SRQT_TM, ... };
-enum ibv_srq_init_attr_mask {
-    IBV_SRQ_INIT_ATTR_TYPE,
-    IBV_SRQ_INIT_ATTR_PD,
-    IBV_SRQ_INIT_ATTR_XRCD,
-    IBV_SRQ_INIT_ATTR_CQ,
-    IBV_SRQ_INIT_ATTR_TM,
-    ...
-};
 
 enum ibv_qp_type {
     IBV_QPT_RC,
@@ -281,27 +266,6 @@ enum ibv_qp_attr_mask {
     IBV_QP_CAP,
     IBV_QP_DEST_QPN,
     IBV_QP_RATE_LIMIT,
-    ...
-};
-
-enum ibv_qp_init_attr_mask {
-    IBV_QP_INIT_ATTR_PD,
-    IBV_QP_INIT_ATTR_XRCD,
-    IBV_QP_INIT_ATTR_CREATE_FLAGS,
-    IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-    ...
-};
-enum ibv_qp_create_send_ops_flags {
-    IBV_QP_EX_WITH_RDMA_WRITE,
-    IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM,
-    IBV_QP_EX_WITH_SEND,
-    IBV_QP_EX_WITH_SEND_WITH_IMM,
-    IBV_QP_EX_WITH_RDMA_READ,
-    IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP,
-    IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
-    IBV_QP_EX_WITH_LOCAL_INV,
-    IBV_QP_EX_WITH_BIND_MW,
-    IBV_QP_EX_WITH_SEND_WITH_INV,
     ...
 };
 
@@ -535,6 +499,18 @@ struct ibv_cq {
     ...;
 };
 
+enum ibv_cq_attr_mask { IBV_CQ_ATTR_MODERATE, ... };
+
+struct ibv_moderate_cq {
+    uint16_t cq_count;
+    uint16_t cq_period; /* microseconds */
+};
+
+struct ibv_modify_cq_attr {
+    uint32_t attr_mask;
+    struct ibv_moderate_cq moderate;
+};
+
 /* Python unpacks arrays of this one as bytes: a change of layout must stop the import. */
 struct ibv_wc {
     uint64_t wr_id;
@@ -604,17 +580,6 @@ struct ibv_srq_init_attr {
     struct ibv_srq_attr attr;
 };
 
-struct ibv_srq_init_attr_ex {
-    void *srq_context;
-    struct ibv_srq_attr attr;
-    uint32_t comp_mask;
-    enum ibv_srq_type srq_type;
-    struct ibv_pd *pd;
-    struct ibv_xrcd *xrcd;
-    struct ibv_cq *cq;
-    ...;
-};
-
 struct ibv_srq {
     struct ibv_context *context;
     void *srq_context;
@@ -642,22 +607,6 @@ struct ibv_qp_init_attr {
     struct ibv_qp_cap cap;
     enum ibv_qp_type qp_type;
     int sq_sig_all;
-};
-
-struct ibv_qp_init_attr_ex {
-    void *qp_context;
-    struct ibv_cq *send_cq;
-    struct ibv_cq *recv_cq;
-    struct ibv_srq *srq;
-    struct ibv_qp_cap cap;
-    enum ibv_qp_type qp_type;
-    int sq_sig_all;
-    uint32_t comp_mask;
-    struct ibv_pd *pd;
-    struct ibv_xrcd *xrcd;
-    uint32_t create_flags;
-    uint64_t send_ops_flags;
-    ...;
 };
 
 struct ibv_qp_attr {
@@ -701,14 +650,6 @@ struct ibv_qp {
     enum ibv_qp_state state; /* as libibverbs last set or queried it */
     enum ibv_qp_type qp_type;
     uint32_t events_completed;
-    ...;
-};
-
-struct ibv_qp_ex {
-    struct ibv_qp qp_base;
-    uint64_t comp_mask;
-    uint64_t wr_id;
-    unsigned int wr_flags;
     ...;
 };
 
@@ -787,7 +728,6 @@ int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *device
 int ibv_query_device_ex(struct ibv_context *context, const struct ibv_query_device_ex_input *input,
                         struct ibv_device_attr_ex *attr);
 int ibv_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_port_attr *port_attr);
-int ibv_query_gid(struct ibv_context *context, uint8_t port_num, int index, union ibv_gid *gid);
 int ibv_query_gid_ex(struct ibv_context *context, uint32_t port_num, uint32_t gid_index,
                      struct ibv_gid_entry *entry, uint32_t flags);
 ssize_t ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries,
@@ -796,16 +736,7 @@ int ibv_query_pkey(struct ibv_context *context, uint8_t port_num, int index, __b
 int ibv_get_pkey_index(struct ibv_context *context, uint8_t port_num, __be16 pkey);
 int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *event);
 void ibv_ack_async_event(struct ibv_async_event *event);
-int ibv_fork_init(void);
 enum ibv_fork_status ibv_is_fork_initialized(void);
-
-/* ---- functions: words for numbers ------------------------------------------------------- */
-
-const char *ibv_node_type_str(enum ibv_node_type node_type);
-const char *ibv_port_state_str(enum ibv_port_state port_state);
-const char *ibv_event_type_str(enum ibv_event_type event);
-const char *ibv_wc_status_str(enum ibv_wc_status status);
-int ibv_rate_to_mbps(enum ibv_rate rate);
 
 /* ---- functions: protection domain, memory ----------------------------------------------- */
 
@@ -822,7 +753,6 @@ int ibv_advise_mr(struct ibv_pd *pd, enum ibv_advise_mr_advice advice, uint32_t 
 struct ibv_mw *ibv_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type);
 int ibv_dealloc_mw(struct ibv_mw *mw);
 int ibv_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *mw_bind);
-uint32_t ibv_inc_rkey(uint32_t rkey);
 
 /* ---- functions: completions ------------------------------------------------------------- */
 
@@ -831,6 +761,7 @@ int ibv_destroy_comp_channel(struct ibv_comp_channel *channel);
 struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *cq_context,
                              struct ibv_comp_channel *channel, int comp_vector);
 int ibv_resize_cq(struct ibv_cq *cq, int cqe);
+int ibv_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr);
 int ibv_destroy_cq(struct ibv_cq *cq);
 int ibv_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq **cq, void **cq_context);
 void ibv_ack_cq_events(struct ibv_cq *cq, unsigned int nevents);
@@ -840,8 +771,6 @@ int ibv_req_notify_cq(struct ibv_cq *cq, int solicited_only);
 /* ---- functions: shared receive queue ---------------------------------------------------- */
 
 struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *srq_init_attr);
-struct ibv_srq *ibv_create_srq_ex(struct ibv_context *context,
-                                  struct ibv_srq_init_attr_ex *srq_init_attr_ex);
 int ibv_modify_srq(struct ibv_srq *srq, struct ibv_srq_attr *srq_attr, int srq_attr_mask);
 int ibv_query_srq(struct ibv_srq *srq, struct ibv_srq_attr *srq_attr);
 int ibv_destroy_srq(struct ibv_srq *srq);
@@ -851,8 +780,6 @@ int ibv_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *recv_wr,
 /* ---- functions: queue pair -------------------------------------------------------------- */
 
 struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *qp_init_attr);
-struct ibv_qp *ibv_create_qp_ex(struct ibv_context *context,
-                                struct ibv_qp_init_attr_ex *qp_init_attr_ex);
 int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask);
 int ibv_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask,
                  struct ibv_qp_init_attr *init_attr);
@@ -860,24 +787,11 @@ int ibv_destroy_qp(struct ibv_qp *qp);
 int ibv_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr);
 int ibv_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr);
 
-/* The part of the work request builder that memory windows need. */
-struct ibv_qp_ex *ibv_qp_to_qp_ex(struct ibv_qp *qp);
-void ibv_wr_start(struct ibv_qp_ex *qp);
-int ibv_wr_complete(struct ibv_qp_ex *qp);
-void ibv_wr_abort(struct ibv_qp_ex *qp);
-void ibv_wr_bind_mw(struct ibv_qp_ex *qp, struct ibv_mw *mw, uint32_t rkey,
-                    const struct ibv_mw_bind_info *bind_info);
-void ibv_wr_local_inv(struct ibv_qp_ex *qp, uint32_t invalidate_rkey);
-void ibv_wr_send_inv(struct ibv_qp_ex *qp, uint32_t invalidate_rkey);
-void ibv_wr_set_sge(struct ibv_qp_ex *qp, uint32_t lkey, uint64_t addr, uint32_t length);
-
 /* ---- functions: unreliable datagrams, multicast ----------------------------------------- */
 
 struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr);
 int ibv_init_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct ibv_wc *wc,
                         struct ibv_grh *grh, struct ibv_ah_attr *ah_attr);
-struct ibv_ah *ibv_create_ah_from_wc(struct ibv_pd *pd, struct ibv_wc *wc, struct ibv_grh *grh,
-                                     uint8_t port_num);
 int ibv_destroy_ah(struct ibv_ah *ah);
 int ibv_attach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid);
 int ibv_detach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid);

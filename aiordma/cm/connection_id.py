@@ -7,7 +7,8 @@ Theory of operation
     The queue pair is made with ibv_create_qp and driven here (cm.qp_transition); for librdmacm
     the id has none.  The connecting side therefore gets CONNECT_RESPONSE where C programs see
     ESTABLISHED; it moves the queue pair, confirms with rdma_establish, and then reports
-    ESTABLISHED to the channel's readers.
+    ESTABLISHED to the channel's readers.  A queue pair that is not the id's own is known here by
+    its number alone: the program moves it by `init_qp_attr`, and confirms by `establish`.
 
     When the peer disconnects, C leaves the queue pair alone.  Here it goes to the error state and
     the peer is answered, so that pending receives end without a call.
@@ -32,8 +33,10 @@ from typing import Any, Self
 from aiordma._core import CMEvents
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_minus_one
-from aiordma.arguments import check_seconds, whole
+from aiordma._ffi.newer import newer
+from aiordma.arguments import check_seconds, fitting, whole
 from aiordma.cm.address import Address, from_sockaddr, is_local, to_sockaddr
+from aiordma.cm.addrinfo import AddressInfo, c_names, hints_of, taken
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_parameter import (
     ANSWER_ROOM,
@@ -50,7 +53,7 @@ from aiordma.cm.enums import EventType, Option, PortSpace
 from aiordma.cm.event_channel import EventChannel
 from aiordma.cm.multicast import Memberships, group_host, refuse_join
 from aiordma.cm.options import set_option
-from aiordma.cm.qp_transition import CLIENT_LEFT, QPPolicy, advance, make_ready
+from aiordma.cm.qp_transition import CLIENT_LEFT, QPPolicy, advance, make_ready, proposal
 from aiordma.cm.resolving import (
     LONGEST_ROUTE_MS,
     ROUTE_RESOLVED,
@@ -75,6 +78,7 @@ from aiordma.verbs.enums import Access, QPState, QPType
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QPInitAttr, QueuePair
 from aiordma.verbs.qp_attr import check_init
+from aiordma.verbs.qp_changes import QPChanges
 from aiordma.verbs.resource import Resource, ResourceState
 
 __all__ = ["ANSWER_ROOM", "REQUEST_ROOM", "ConnectionId", "Stage"]
@@ -86,6 +90,9 @@ _INIT, _RTR, _RTS = int(QPState.INIT), int(QPState.RTR), int(QPState.RTS)
 _DEFAULT_POLICY = QPPolicy()
 _NO_OFFER: Offer = 0, 0, False, 0, 0  # datagram services know no depths and no retries
 _ESTABLISHED = frozenset({EventType.ESTABLISHED})
+# InfiniBand's and iWARP's, for a queue pair that the program moves.
+_ANSWERED = frozenset({EventType.CONNECT_RESPONSE, EventType.ESTABLISHED})
+_NAMES_RESOLVED = frozenset({EventType.ADDRINFO_RESOLVED})
 _DISCONNECTED = frozenset({EventType.DISCONNECTED})
 # iWARP returns these from the call, and InfiniBand reports them by an event.
 _REFUSED_IN_THE_CALL = {
@@ -96,6 +103,8 @@ _WITHOUT_PEER = (
     Stage.IDLE, Stage.BOUND, Stage.LISTENING, Stage.ADDRESS_RESOLVED, Stage.ROUTE_RESOLVED,
     Stage.CONNECTING, Stage.FAILED,
 )  # fmt: skip
+# There is a path to a peer's queue pair.
+_WITH_PATH = (Stage.REQUESTED, Stage.RESPONDED, Stage.ACCEPTED, Stage.CONNECTED)
 
 # For an id that a step refuses.
 _REMEDIES = {
@@ -422,6 +431,45 @@ class ConnectionId(Resource):
             raise
         self.stage = Stage.ROUTE_RESOLVED
 
+    async def resolve_addrinfo(
+        self, node: str | None, service: str | int | None = None, timeout: float = 10.0
+    ) -> list[AddressInfo]:
+        """Resolve names by the connection manager (`rdma_resolve_addrinfo(3)`).
+
+        Of rdma-core 60 and later, on InfiniBand, whose subnet administrator knows the services.
+        `cm.getaddrinfo` resolves by the host's resolver, on every transport.
+
+        Args:
+            node: Name of the host, or None.
+            service: Name of the service, or None.
+            timeout: Seconds.
+
+        Raises:
+            TypeError, ValueError: Not such names.
+            NotSupportedError: The installed librdmacm does not have the call.
+            OSError: EINVAL if the id is bound or resolved; the kernel refused.
+            ConnectTimeoutError: No answer in time.
+
+        Cancellation: ends the wait; close the id then.
+        """
+        check_seconds("timeout", timeout, none=False)
+        names, hints = c_names(node, service), hints_of(self.port_space)
+        ask, query = newer("rdma_resolve_addrinfo"), newer("rdma_query_addrinfo")
+        self._need("rdma_resolve_addrinfo", Stage.IDLE)
+        handle = self._require()
+
+        def call() -> None:
+            check_minus_one(ask(handle, *names, hints), "rdma_resolve_addrinfo")
+
+        try:
+            await self._run(call, _NAMES_RESOLVED, timeout)
+        except asyncio.CancelledError:
+            self.stage = Stage.FAILED  # as after `resolve_addr`
+            raise
+        out = ffi.new("struct rdma_addrinfo **")
+        check_minus_one(query(self._require(), out), "rdma_query_addrinfo")
+        return taken(out[0])
+
     # Queue pair
 
     def create_qp(
@@ -509,17 +557,24 @@ class ConnectionId(Resource):
         *,
         private_data: bytes = b"",
         timeout: float | None = 10.0,
+        qp_num: int | None = None,
     ) -> ConnectionEvent:
         """Connect to the resolved peer (`rdma_connect(3)`); the ESTABLISHED event.
 
         For datagrams: find out which queue pair serves the resolved address and port.  A datagram
         to it needs `ah_attr`, `qp_num` and `qkey` of the event; the id can be closed then.
 
+        For a queue pair that is not the id's own, of this library or another: the event is
+        CONNECT_RESPONSE.  Then the program moves the queue pair to INIT once more, to RTR and to
+        RTS, by `init_qp_attr`, and calls `establish`.  On iWARP the kernel does all of it, and the
+        event is ESTABLISHED.  Such a queue pair is not moved when the connection ends.
+
         Args:
             param: Depths and retries; of no use for datagrams.
             private_data: At most 56 bytes on InfiniBand and RoCE, 180 for datagrams; 255 on
                 iWARP, of which peers on software iWARP take 251.
             timeout: Seconds; the kernel's own limit is about 98.
+            qp_num: Number of a queue pair that is not the id's own, in INIT.
 
         Raises:
             TypeError, ValueError: Not a `ConnectionParameter`; more private data than the transport
@@ -538,20 +593,32 @@ class ConnectionId(Resource):
             check_room(private_data, SERVICE_REQUEST_ROOM, "a request of a datagram service")
             self._need_datagrams("rdma_connect")
         self._need("rdma_connect", Stage.ROUTE_RESOLVED)
+        number = 0
         if not self.is_datagram:
-            if self.qp is None:
-                raise os_error(errno.EINVAL, "rdma_connect", detail="(no queue pair)")
+            number = self._number_of_qp("rdma_connect", qp_num)
             self._check_room(private_data, REQUEST_ROOM, "a request to connect")
             offer = self._offer(param)
-        return await self._connect(offer, private_data, timeout)
+        return await self._connect(offer, private_data, timeout, number)
+
+    def _number_of_qp(self, verb: str, qp_num: int | None) -> int:
+        """The number of the id's queue pair, or of the queue pair that stands in for it."""
+        if self.qp is not None:
+            if qp_num is not None:
+                msg = "qp_num is for an id without a queue pair of its own"
+                raise ValueError(msg)
+            return self.qp.num
+        if qp_num is None:
+            raise os_error(errno.EINVAL, verb, detail="(no queue pair)")
+        return fitting("qp_num", qp_num, 24)
 
     async def _connect(
-        self, offer: Offer, private_data: bytes, timeout: float | None
+        self, offer: Offer, private_data: bytes, timeout: float | None, number: int
     ) -> ConnectionEvent:
-        """`connect` with arguments that were checked: the numbers of a parameter."""
+        """`connect` with arguments that were checked: the numbers of parameter and queue pair."""
         # Software iWARP opens its TCP connection inside the call.
-        blocks = self.qp is not None and self.qp.pd.context.is_iwarp
-        number = 0 if self.qp is None or self.is_datagram else self.qp.num
+        context = self._context or self.context
+        blocks = bool(number) and context is not None and context.is_iwarp
+        answers = _ESTABLISHED if self.qp is not None or not number else _ANSWERED
         handle = self._require()
 
         def call() -> None:
@@ -561,7 +628,7 @@ class ConnectionId(Resource):
 
         self.stage = Stage.CONNECTING
         try:
-            return await self._run(call, _ESTABLISHED, timeout, in_thread=blocks)
+            return await self._run(call, answers, timeout, in_thread=blocks)
         except BaseException as exc:
             if self.stage is Stage.CONNECTING:
                 self.stage = Stage.FAILED
@@ -578,6 +645,7 @@ class ConnectionId(Resource):
         private_data: bytes = b"",
         timeout: float | None = 10.0,
         qp: QueuePair | None = None,
+        qp_num: int | None = None,
     ) -> ConnectionEvent:
         """Accept the request that made this id (`rdma_accept(3)`); the ESTABLISHED event.
 
@@ -590,6 +658,9 @@ class ConnectionId(Resource):
                 in `connect`.
             timeout: Seconds to wait for the confirmation.
             qp: For datagrams: the queue pair that is to serve the client, if not the id's own.
+            qp_num: For connections: the number of a queue pair that is not the id's own, of this
+                library or another.  The program has moved it to RTS by `init_qp_attr`; on iWARP
+                only to INIT, and the kernel does the rest.
 
         Raises:
             TypeError, ValueError: Not a `ConnectionParameter`; more private data than the transport
@@ -604,11 +675,16 @@ class ConnectionId(Resource):
         if self.is_datagram:
             return self._answer_service(private_data, qp)
         if qp is not None:
-            msg = "a connection is served by the id's own queue pair"
+            msg = "a connection is served by the id's own queue pair, or by the one of qp_num"
             raise ValueError(msg)
-        self._answering(self.qp)
+        self._need("rdma_accept", Stage.REQUESTED)
+        number = self._number_of_qp("rdma_accept", qp_num)
         self._check_room(private_data, ANSWER_ROOM, "an answer")
-        return await self._accept(self._offer(param), private_data, timeout)
+        offer = self._offer(param)
+        if self.qp is not None:
+            return await self._accept(offer, private_data, timeout)
+        give = functools.partial(self._answer, number, private_data, offer, Stage.ACCEPTED)
+        return await self._run(give, _ESTABLISHED, timeout)
 
     def _accept(
         self, offer: Offer, private_data: bytes, timeout: float | None
@@ -621,15 +697,14 @@ class ConnectionId(Resource):
         qp = self._answering(self.qp)
         if not qp.pd.context.is_iwarp:
             self._move(_RTS, self.policy.granting(offer[0], offer[1]))
-        self._answer(qp, private_data, offer)
-        self.stage = Stage.ACCEPTED
+        self._answer(qp.num, private_data, offer, Stage.ACCEPTED)
 
     def _answer_service(self, private_data: bytes, qp: QueuePair | None) -> ConnectionEvent:
         """`accept` for datagrams.  No event follows: the answer is not confirmed."""
         check_room(private_data, SERVICE_ANSWER_ROOM, "an answer of a datagram service")
         self._need_datagrams("rdma_accept")
-        self._answer(self._answering(qp or self.qp), private_data, _NO_OFFER)
-        self.stage = Stage.ANSWERED
+        number = self._answering(qp or self.qp).num
+        self._answer(number, private_data, _NO_OFFER, Stage.ANSWERED)
         return ConnectionEvent(self._channel, EventType.ESTABLISHED, 0, self)
 
     def _answering(self, qp: QueuePair | None) -> QueuePair:
@@ -640,15 +715,60 @@ class ConnectionId(Resource):
         qp._require()
         return qp
 
-    def _answer(self, qp: QueuePair, private_data: bytes, offer: Offer) -> None:
+    def _answer(self, number: int, private_data: bytes, offer: Offer, stage: Stage) -> None:
         handle = self._require()
-        if lib.aio_accept(handle, private_data, len(private_data), *offer, qp.num):
+        if lib.aio_accept(handle, private_data, len(private_data), *offer, number):
             code = ffi.errno
             self.stage = Stage.FAILED
             # A client that gives up before it is accepted is reported by this failure only.
             if code == errno.EINVAL:
                 raise os_error(errno.ECONNABORTED, "rdma_accept", detail=CLIENT_LEFT)
             raise os_error(code, "rdma_accept")
+        self.stage = stage
+
+    def init_qp_attr(self, state: QPState) -> QPChanges:
+        """Return the attributes of a queue pair for its change to a state (`rdma_init_qp_attr(3)`).
+
+        For a queue pair that is not the id's own; its own queue pair is moved here.  The connection
+        manager proposes them, for `QueuePair.modify`, or for another library:
+
+            qp.modify(**cm_id.init_qp_attr(QPState.INIT))
+
+        Its proposals for `min_rnr_timer` (0, which is 655 ms) and for the accesses and retries that
+        the peer has asked for can be changed before.
+
+        Args:
+            state: INIT, from the time that the id is bound to a device; RTR and RTS, once there is
+                an answer of the peer, or on the id of a request.
+
+        Raises:
+            ValueError: Another state.
+            ConnectionAbortedError: The client whose request made this id has left.
+            OSError: EINVAL, the id has no device or no peer yet.
+        """
+        if state not in (QPState.INIT, QPState.RTR, QPState.RTS):
+            msg = f"attributes are proposed for INIT, RTR and RTS, not {state!r}"
+            raise ValueError(msg)
+        self._require()
+        if self.context is None:
+            detail = "(the id is bound to no device)"
+            raise os_error(errno.EINVAL, "rdma_init_qp_attr", detail=detail)
+        if state != QPState.INIT:
+            # The kernel would propose the attributes of INIT for it.
+            self._need("rdma_init_qp_attr", *_WITH_PATH)
+        return proposal(self._require(), state, self.stage)
+
+    def establish(self) -> None:
+        """Confirm the connection of a queue pair that is not the id's own (`rdma_establish(3)`).
+
+        After CONNECT_RESPONSE, when the queue pair is in RTS.  The peer gets ESTABLISHED by it.
+
+        Raises:
+            OSError: EINVAL, unless `connect` has returned CONNECT_RESPONSE.
+        """
+        self._need("rdma_establish", Stage.RESPONDED)
+        check_minus_one(lib.rdma_establish(self._require()), "rdma_establish")
+        self.stage = Stage.CONNECTED
 
     def _check_room(self, private_data: bytes, room: int, carrier: str) -> None:
         assert self.context is not None
@@ -819,8 +939,10 @@ class ConnectionId(Resource):
 
     def _on_response(self, event: ConnectionEvent) -> None:
         """Finish the handshake; the event becomes ESTABLISHED or CONNECT_ERROR in place."""
+        if self.qp is None:
+            self.stage = Stage.RESPONDED  # the program does it, by `establish`
+            return
         try:
-            assert self.qp is not None
             self._move(_RTS, self.policy)
             check_minus_one(lib.rdma_establish(self._require()), "rdma_establish")
         except OSError as exc:

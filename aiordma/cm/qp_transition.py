@@ -13,12 +13,14 @@ import errno
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from aiordma._ffi import lib
+from aiordma._ffi import ffi, lib
+from aiordma.cm.step import Stage
 from aiordma.errors import os_error
-from aiordma.verbs.enums import Access, QPAttrMask, QPState
+from aiordma.verbs.enums import Access, QPState
 from aiordma.verbs.qp import QueuePair
+from aiordma.verbs.qp_changes import QPChanges, changes_of
 
-__all__ = ["CLIENT_LEFT", "QPPolicy", "advance", "make_ready"]
+__all__ = ["CLIENT_LEFT", "QPPolicy", "advance", "make_ready", "proposal"]
 
 #: The reason of an answer that comes too late.
 CLIENT_LEFT = "(the client has left: close the connection id of its request)"
@@ -104,9 +106,28 @@ def advance(
         raise os_error(-code, "ibv_modify_qp")
 
 
+def proposal(id_handle: Any, state: QPState, stage: Stage) -> QPChanges:
+    """The proposal of the connection manager for a queue pair that is not the id's own.
+
+    Raises:
+        ConnectionAbortedError: The client has left: there is nothing to propose for its request.
+        OSError: The connection manager refused.
+    """
+    attr = ffi.new("struct ibv_qp_attr *")
+    mask = ffi.new("int *")
+    attr.qp_state = int(state)
+    if lib.rdma_init_qp_attr(id_handle, attr, mask):
+        refused = ffi.errno or errno.EIO
+        if stage is Stage.REQUESTED and refused == errno.EINVAL:
+            raise os_error(errno.ECONNABORTED, "rdma_init_qp_attr", detail=CLIENT_LEFT)
+        detail = f"({state.name}; the connection id is {stage.value})"
+        raise os_error(refused, "rdma_init_qp_attr", detail=detail)
+    return changes_of(attr, mask[0])
+
+
 def make_ready(qp: QueuePair, port: int) -> None:
     """Take a datagram queue pair on from INIT: it needs no peer to receive and to send."""
-    qp.modify(QPAttrMask.STATE, qp_state=QPState.RTR)
-    qp.modify(QPAttrMask.STATE | QPAttrMask.SQ_PSN, qp_state=QPState.RTS, sq_psn=0)
+    qp.modify(qp_state=QPState.RTR)
+    qp.modify(qp_state=QPState.RTS, sq_psn=0)
     mtu = qp.pd.context.query_port(port).active_mtu.in_bytes
     qp._rules = replace(qp._rules or qp._choose_rules(), max_datagram=mtu)

@@ -38,6 +38,7 @@ class Stage(Enum):
     ROUTE_RESOLVED = "route resolved"
     CONNECTING = "connecting"
     REQUESTED = "requested"
+    RESPONDED = "accepted by the peer"
     ACCEPTED = "accepted"
     CONNECTED = "connected"
     SERVICE_RESOLVED = "service resolved"

@@ -203,7 +203,7 @@ async def _one(
         offer = plan_of(config).offer(link.context.attributes)
         course.asked = True
         # `dial` has a limit for all of it.
-        event = await cm_id._connect(offer, data, None)
+        event = await cm_id._connect(offer, data, None, link.qp.num)
         theirs = None
         if not config.raw:
             theirs = Hello.parse(event.private_data)

@@ -39,7 +39,7 @@ from aiordma.endpoint.config import ConnectionConfig, plan_of
 from aiordma.endpoint.events import ConnectionEvents, EventHub
 from aiordma.endpoint.large import LargeMessages, checks
 from aiordma.endpoint.lease import Lease, rights_of
-from aiordma.endpoint.link import COPIED_BYTES, Link, allow_landings
+from aiordma.endpoint.link import COPIED_BYTES, Link, WayDown, allow_landings
 from aiordma.endpoint.one_sided import OneSided
 from aiordma.endpoint.outcome import (
     Outcome,
@@ -113,7 +113,7 @@ async def _no_send(buf: Any, imm: int | None = None) -> None:
     raise reserved_error("send()")
 
 
-class Connection:
+class Connection(WayDown):
     """A connection to one peer; made by `connect`, `Listener.accept` or `ConnectRequest.accept`.
 
     Belongs to the event loop that made it.  `async with` closes it; after an exception in the

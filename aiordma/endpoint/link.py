@@ -47,7 +47,8 @@ from aiordma.verbs.qp import QueuePair
 from aiordma.verbs.wc import WCRecord
 
 __all__ = [
-    "COPIED_BYTES", "LANDING_SIZES", "Landings", "Link", "allow_landings", "lent", "memory_log",
+    "COPIED_BYTES", "LANDING_SIZES", "Landings", "Link", "WayDown", "allow_landings", "lent",
+    "memory_log",
 ]  # fmt: skip
 
 #: Of memory that comes with traffic.
@@ -158,6 +159,7 @@ class Link(AdapterSide):
         plan: Plan,
     ) -> None:
         super().__init__(cm_id, context, slots.completions, pd, qp)
+        qp._queues = ()
         config = plan.config
         self.slots: Slots = slots
         self.state: MessageState = MessageState(
@@ -359,7 +361,7 @@ class Link(AdapterSide):
 
     def _set_access(self) -> None:
         try:
-            self.qp.modify(QPAttrMask.ACCESS_FLAGS, qp_access_flags=self.allowed)
+            self.qp.modify(QPAttrMask.ACCESS_FLAGS, qp_access_flags=Access(self.allowed))
         except OSError as exc:
             self.fail(exc)
 
@@ -468,3 +470,37 @@ def allow_landings(state: MessageState, config: ConnectionConfig, limit: int) ->
     threshold = min(config.rendezvous_threshold, LANDING_SIZES[-1])
     state.written_size = min(threshold, limit)
     state.landed_size = min(threshold, config.max_message_size)
+
+
+class WayDown:
+    """The native parts of a connection, for its user."""
+
+    _link: Link
+
+    @property
+    def cm_id(self) -> ConnectionId:
+        """The connection id of the native layer.
+
+        It, `qp` and `pd` belong to the connection, which closes them: they are there to ask and to
+        change what the connection does not have a name for, such as `qp.query()`, the RNR timer, or
+        more memory and queue pairs in its protection domain.  They stay after its end, closed.
+        """
+        return self._link.cm_id
+
+    @property
+    def qp(self) -> QueuePair:
+        """The queue pair of the native layer; see `cm_id`.
+
+        Its places are counted by the connection, which posts in C: it takes no requests of the
+        program (`post_send`, `send` and the like raise ResourceBusyError).
+        """
+        return self._link.qp
+
+    @property
+    def pd(self) -> ProtectionDomain:
+        """The protection domain of the native layer; see `cm_id`.
+
+        Memory and further queue pairs of the program can be made in it; `expose` opens memory to
+        the peer.
+        """
+        return self._link.pd

@@ -2,17 +2,24 @@
 
 from aiordma.verbs.ah import GRH, AddressHandle, AHAttributes
 from aiordma.verbs.async_event import AsyncEvent, DeviceEvents
+from aiordma.verbs.bring_up import BringUp, BringUpConfig, QPAddress
 from aiordma.verbs.comp_channel import CompletionChannel
 from aiordma.verbs.context import Context, DeviceAttributes, GidEntry, ODPCaps, PortAttributes
 from aiordma.verbs.cq import CompletionQueue
-from aiordma.verbs.device import Device, devices, is_available, why_unavailable
+from aiordma.verbs.device import Device, devices, fork_status, is_available, why_unavailable
 from aiordma.verbs.enums import (
     MTU,
     Access,
     AsyncEventType,
+    AtomicCap,
+    DeviceCapFlags,
+    ForkStatus,
+    GIDType,
     LinkLayer,
+    MigrationState,
     MRAdvice,
     MWType,
+    NodeType,
     ODPGeneralCaps,
     ODPTransportCaps,
     Opcode,
@@ -21,6 +28,7 @@ from aiordma.verbs.enums import (
     QPState,
     QPType,
     SendFlags,
+    SRQAttrMask,
     TransportType,
     WCFlags,
     WCOpcode,
@@ -31,7 +39,8 @@ from aiordma.verbs.mw import MemoryWindow
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.prepared import PreparedPost
 from aiordma.verbs.qp import QPAttributes, QPInitAttr, QPLimits, QueuePair
-from aiordma.verbs.srq import SharedReceiveQueue, SRQAttributes
+from aiordma.verbs.qp_changes import QPChanges
+from aiordma.verbs.srq import PreparedReceives, SharedReceiveQueue, SRQAttributes
 from aiordma.verbs.wc import WorkCompletion
 from aiordma.verbs.wr import SGE, RecvWR, SendWR
 
@@ -44,18 +53,26 @@ __all__ = [
     "AddressHandle",
     "AsyncEvent",
     "AsyncEventType",
+    "BringUp",
+    "BringUpConfig",
+    "AtomicCap",
     "CompletionChannel",
     "CompletionQueue",
     "Context",
     "Device",
     "DeviceAttributes",
+    "DeviceCapFlags",
     "DeviceEvents",
+    "ForkStatus",
+    "GIDType",
     "GidEntry",
     "LinkLayer",
     "MRAdvice",
     "MWType",
     "MemoryRegion",
     "MemoryWindow",
+    "MigrationState",
+    "NodeType",
     "ODPCaps",
     "ODPGeneralCaps",
     "ODPTransportCaps",
@@ -63,15 +80,19 @@ __all__ = [
     "PortAttributes",
     "PortState",
     "PreparedPost",
+    "PreparedReceives",
     "ProtectionDomain",
+    "QPAddress",
     "QPAttrMask",
     "QPAttributes",
+    "QPChanges",
     "QPInitAttr",
     "QPLimits",
     "QPState",
     "QPType",
     "QueuePair",
     "RecvWR",
+    "SRQAttrMask",
     "SRQAttributes",
     "SendFlags",
     "SendWR",
@@ -82,6 +103,7 @@ __all__ = [
     "WCStatus",
     "WorkCompletion",
     "devices",
+    "fork_status",
     "is_available",
     "why_unavailable",
 ]

@@ -159,7 +159,7 @@ class AHAttributes:
         dlid: Local id of the remote port, on InfiniBand.
         sl: Service level.
         src_path_bits: Offset in the range of this port's local ids.
-        static_rate: Limit of the rate, as `ibv_rate`; 0 for the port's.
+        static_rate: Limit of the rate, as enum ibv_rate of C; 0 for the port's.
         port_num: This side's port, from 1.
     """
 
@@ -339,7 +339,7 @@ class AddressHandle(Resource):
     def from_wc(
         cls, pd: ProtectionDomain, wc: WorkCompletion, grh: GRH, port_num: int = 1
     ) -> AddressHandle:
-        """The way back to the sender of a received datagram (`ibv_create_ah_from_wc(3)`).
+        """The way back to the sender of a received datagram (as ibv_create_ah_from_wc of C).
 
         Completion `wc`, header `grh`, `port_num` and exceptions (it raises them) as for
         `AHAttributes.from_wc`; blocks as the class does.

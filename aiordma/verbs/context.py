@@ -271,6 +271,39 @@ class Context(Resource):
         check_negative(count, "ibv_query_gid_table")
         return [_gid_entry(entries[i]) for i in range(count)]
 
+    def query_pkey(self, port: int = 1, index: int = 0) -> int:
+        """The partition key number `index` of a `port`; 16 bits (`ibv_query_pkey(3)`).
+
+        Raises:
+            OSError: No such port or index, or the device is gone.
+        """
+        pkey = ffi.new("uint16_t *")
+        port, index = fitting("port", port, 8), fitting("index", index, 31)
+        ffi.errno = 0  # not every failure gives a reason
+        result = lib.ibv_query_pkey(self._require(), port, index, pkey)
+        check_minus_one(result, "ibv_query_pkey")
+        return socket.ntohs(pkey[0])
+
+    def pkey_index(self, pkey: int, port: int = 1) -> int:
+        """The index of a partition key in the table of a `port` (`ibv_get_pkey_index(3)`).
+
+        Args:
+            pkey: 16 bits; the highest bit tells a full member.
+            port: Port of the device, from 1.
+
+        Raises:
+            OSError: The table does not have it.
+        """
+        pkey, port = fitting("pkey", pkey, 16), fitting("port", port, 8)
+        ffi.errno = 0
+        result = lib.ibv_get_pkey_index(self._require(), port, socket.htons(pkey))
+        return check_minus_one(result, "ibv_get_pkey_index")
+
+    @property
+    def index(self) -> int:
+        """The kernel's number of the device; -1 if it tells none (`ibv_get_device_index(3)`)."""
+        return int(lib.ibv_get_device_index(self._require().device))
+
     def __repr__(self) -> str:
         name = f" {self.name}" if not self.closed else ""
         return f"<Context{name} {self._state.value}>"

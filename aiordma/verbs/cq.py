@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from aiordma._core import QueueState
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_pointer
-from aiordma.arguments import check_kind, whole
+from aiordma.arguments import check_kind, fitting, whole
 from aiordma.errors import device_error, os_error, queue_error
 from aiordma.loop import fork
 from aiordma.loop.slots import SlotTable
@@ -461,6 +461,24 @@ class CompletionQueue(Resource):
         handle = self._require()
         check_errno(lib.ibv_resize_cq(handle, cqe), "ibv_resize_cq")
         self._room.size = int(handle.cqe)
+
+    def moderate(self, count: int, period_us: int) -> None:
+        """Have the adapter raise an event for several completions (`ibv_modify_cq(3)`).
+
+        Args:
+            count: Completions of an event, 16 bits; 0 or 1 for an event each.
+            period_us: Microseconds after which an event comes in any case, 16 bits.
+
+        Raises:
+            ValueError: A number is out of range.
+            NotSupportedError: The device cannot do it, as the software devices.
+            OSError: It refused.
+        """
+        attr = ffi.new("struct ibv_modify_cq_attr *")
+        attr.attr_mask = lib.IBV_CQ_ATTR_MODERATE
+        attr.moderate.cq_count = fitting("count", count, 16)
+        attr.moderate.cq_period = fitting("period_us", period_us, 16)
+        check_errno(lib.ibv_modify_cq(self._require(), attr), "ibv_modify_cq")
 
     # Life
 

@@ -14,9 +14,9 @@ from aiordma._ffi import CData, ffi, lib, load_error
 from aiordma._ffi.check import check_pointer
 from aiordma.errors import os_error
 from aiordma.verbs.context import Context
-from aiordma.verbs.enums import NodeType, TransportType
+from aiordma.verbs.enums import ForkStatus, NodeType, TransportType
 
-__all__ = ["Device", "devices", "is_available", "why_unavailable"]
+__all__ = ["Device", "devices", "fork_status", "is_available", "why_unavailable"]
 
 SYSFS = Path("/sys/class/infiniband")
 
@@ -30,12 +30,14 @@ class Device:
         guid: 64-bit node GUID.
         node_type: Channel adapter, RNIC, ...
         transport: InfiniBand (RoCE too) or iWARP.
+        index: The kernel's number of the device, as in `rdma link`; -1 if it tells none.
     """
 
     name: str
     guid: int
     node_type: NodeType
     transport: TransportType
+    index: int = -1
 
     def open(self) -> Context:
         """Open the device (`ibv_open_device(3)`); the caller closes the context.
@@ -80,9 +82,22 @@ def devices() -> list[Device]:
                 guid=int.from_bytes(lib.ibv_get_device_guid(pointer).to_bytes(8, "little"), "big"),
                 node_type=NodeType(pointer.node_type),
                 transport=TransportType(pointer.transport_type),
+                index=lib.ibv_get_device_index(pointer),
             )
             for pointer in found
         ]
+
+
+def fork_status() -> ForkStatus:
+    """Whether registered memory stays the adapter's when this process forks.
+
+    UNNEEDED where the kernel copies it for the child at once; otherwise a page that the parent
+    writes to after the fork may be lost to the adapter (`ibv_is_fork_initialized(3)`).
+
+    Raises:
+        LibraryMissingError: rdma-core's libraries are not there.
+    """
+    return ForkStatus(lib.ibv_is_fork_initialized())
 
 
 def is_available() -> bool:

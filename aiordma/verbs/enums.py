@@ -20,10 +20,12 @@ __all__ = [
     "AsyncEventType",
     "AtomicCap",
     "DeviceCapFlags",
+    "ForkStatus",
     "GIDType",
     "LinkLayer",
     "MRAdvice",
     "MWType",
+    "MigrationState",
     "NodeType",
     "ODPGeneralCaps",
     "ODPTransportCaps",
@@ -126,6 +128,14 @@ class DeviceCapFlags(OpenIntFlag):
     MANAGED_FLOW_STEERING = 1 << 29
     RAW_SCATTER_FCS = 1 << 34
     PCI_WRITE_END_PADDING = 1 << 36
+
+
+class ForkStatus(OpenIntEnum):
+    """Whether registered memory survives a fork of this process (`ibv_fork_status`)."""
+
+    DISABLED = 0
+    ENABLED = 1
+    UNNEEDED = 2
 
 
 class AtomicCap(OpenIntEnum):
@@ -285,6 +295,14 @@ class QPState(OpenIntEnum):
     SQE = 5
     ERR = 6
     UNKNOWN = 7
+
+
+class MigrationState(OpenIntEnum):
+    """Which path a queue pair with an alternate path is on (`ibv_mig_state`)."""
+
+    MIGRATED = 0
+    REARM = 1
+    ARMED = 2
 
 
 class QPAttrMask(OpenIntFlag):

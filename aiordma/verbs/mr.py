@@ -422,6 +422,23 @@ class MemoryRegion(Resource):
 _leaked: list[object] = []
 
 
+def check_region(region: object, pd: ProtectionDomain) -> None:
+    """Check a region that is to take the place of another.
+
+    Raises:
+        TypeError: Not a region.
+        ValueError: It belongs to another protection domain.
+        ResourceClosedError: It is closed.
+    """
+    if not isinstance(region, MemoryRegion):
+        check_kind("region", region, MemoryRegion, none=False)
+        return
+    region._require()
+    if region.pd is not pd:
+        msg = "the region belongs to another protection domain"
+        raise ValueError(msg)
+
+
 def check_inside(region: MemoryRegion, offset: int, length: int) -> None:
     """Raise ValueError unless the bytes lie in the region."""
     if offset < 0 or length < 0 or offset + length > region.length:

@@ -138,7 +138,7 @@ class MemoryWindow(Resource):
             length: Bytes, at least 1; None for all from `offset` on.
             access: REMOTE_READ, REMOTE_WRITE, REMOTE_ATOMIC or several; for type 2 also
                 ZERO_BASED: the peer counts addresses from 0.
-            key: Type 2: last byte of the new key, 0 to 255; None for the next (`ibv_inc_rkey`).
+            key: Type 2: last byte of the new key, 0 to 255; None for the next.
 
         Returns when the peer has access.  A window of type 1 that was bound is so no longer.
 

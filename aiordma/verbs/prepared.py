@@ -12,11 +12,16 @@ Theory of operation
     of many equal ones, and the caller's numbers may be changed between two executions.
 
     The memory is pinned once, until the prepared post is freed and its last execution has
-    completed, or the queue pair is gone.
+    completed, or the queue pair is gone.  A region that a patch has replaced is pinned until the
+    executions from before the patch have completed.
+
+    Whether a request is signaled decides which requests end with it, and one entry stands for all
+    of its executions: so SIGNALED changes only while none is under way.
 """
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,8 +29,11 @@ from typing import Any, Self
 
 from aiordma._ffi import ffi, lib
 from aiordma.arguments import fitting
-from aiordma.errors import ResourceClosedError
+from aiordma.errors import ResourceBusyError, ResourceClosedError
 from aiordma.loop.slots import sub_index
+from aiordma.verbs.enums import SendFlags
+from aiordma.verbs.mr import SGE, MemoryRegion, check_region
+from aiordma.verbs.resource import Resource
 from aiordma.verbs.wc import WCRecord
 from aiordma.verbs.work_queue import Posted, WorkQueue
 from aiordma.verbs.wr import (
@@ -38,7 +46,7 @@ from aiordma.verbs.wr import (
     SendWR,
     check_inside,
 )
-from aiordma.verbs.wr_check import check_atomic
+from aiordma.verbs.wr_check import check_atomic, check_inline
 
 __all__ = ["PreparedPost"]
 
@@ -48,7 +56,7 @@ _NUMBERS = 1 << 16  # executions under way that have ids of their own
 class _Entry(Posted):
     """One request of a prepared post: in the queue once for each execution under way."""
 
-    __slots__ = ("position", "post", "retired")
+    __slots__ = ("leaving", "position", "post", "retired")
 
     def __init__(
         self, queue: WorkQueue, planned: Planned, post: PreparedPost, position: int
@@ -56,12 +64,36 @@ class _Entry(Posted):
         self.post = post
         self.position = position
         self.retired = 0  # executions that have left the queue, modulo 2**32 as in C
+        # Regions that were replaced, and the executions that have to leave the queue before them.
+        self.leaving: list[tuple[int, Resource]] = []
         super().__init__(queue, planned)
 
     def retire(self) -> None:
         self.retired = (self.retired + 1) & 0xFFFFFFFF
+        if self.leaving:
+            self.leave()
         if self.post._freed:
             self.post._settle()
+
+    def swap(self, piece: int, region: Resource) -> None:
+        """Have another region pinned for a piece, and the one before it until it is unused."""
+        region._retain()
+        regions = list(self.regions)
+        self.leaving.append((int(self.post._c.executions), regions[piece]))
+        regions[piece] = region
+        self.regions = tuple(regions)
+        self.leave()
+
+    def leave(self) -> None:
+        """Let go of replaced regions that no execution uses any more."""
+        while self.leaving and (self.retired - self.leaving[0][0]) & 0xFFFFFFFF < 1 << 31:
+            self.leaving.pop(0)[1]._let_go()
+
+    def release_regions(self) -> None:
+        leaving, self.leaving = self.leaving, []
+        for _, region in leaving:
+            region._let_go()
+        super().release_regions()
 
     def count(self, wr_id: int) -> bool:
         if self.muted or self.silent or self.retired & 0xFFFF != sub_index(wr_id):
@@ -113,11 +145,11 @@ class PreparedPost:
         self._queue = queue
         self._verb = built.verb
         self._count = count
-        self._requests = tuple(replace(wr, sg_list=tuple(wr.sg_list)) for wr in requests)
+        self._requests = [replace(wr, sg_list=tuple(wr.sg_list)) for wr in requests]
         self._wrs = [first[i] for i in range(count)]
         self._signaled = any(planned.signaled for planned in plan)
         self._tail = queue.unsignaled_after(plan) if self._signaled else count
-        self._pinned = tuple(dict.fromkeys(one for planned in plan for one in planned.regions))
+        self._pinned = _distinct(plan)
         self._success = True
         self._freed = False
         self._entries: list[_Entry] = []
@@ -202,8 +234,10 @@ class PreparedPost:
         *,
         wr_id: int | None = None,
         piece: int = 0,
+        region: MemoryRegion | None = None,
         offset: int | None = None,
         length: int | None = None,
+        send_flags: SendFlags | None = None,
         remote_addr: int | None = None,
         rkey: int | None = None,
         imm_data: int | None = None,
@@ -217,9 +251,14 @@ class PreparedPost:
         Args:
             request: Its place in the list.
             wr_id: The number of its completion, 64 bits.
-            piece: Which of its pieces `offset` and `length` are for.
+            piece: Which of its pieces `region`, `offset` and `length` are for.
+            region: Another region for the piece, of the same protection domain, which then begins
+                at its start unless `offset` is given.  The one before may be closed: it stays
+                registered until the executions that use it have completed.
             offset: First byte of the piece, from the start of its region.
             length: Bytes of the piece.
+            send_flags: Flags of a send request.  SIGNALED can change only while no execution is
+                under way.
             remote_addr: Remote address of a one-sided request.
             rkey: Key of a one-sided request.
             imm_data: Immediate of a request that carries one.
@@ -228,9 +267,11 @@ class PreparedPost:
 
         Raises:
             ValueError: A number is out of range, the piece is not inside its region, or this kind
-                of request has no such field.  Nothing is changed then.
+                of request has no such field.  Nothing is changed then, nor after the others.
+            TypeError: Not a region, or not flags.
             IndexError: There is no such request or piece.
-            ResourceClosedError: The post was freed.
+            ResourceBusyError: SIGNALED would change, and executions are under way.
+            ResourceClosedError: The post was freed, or the region is closed.
         """
         if self._freed:
             msg = "the prepared post was freed"
@@ -242,8 +283,14 @@ class PreparedPost:
         # Everything is checked first, then everything is set.
         number = None if wr_id is None else fitting("wr_id", wr_id, 64)
         memory = None
-        if offset is not None or length is not None:
-            memory = self._checked_piece(wr, made, piece, offset, length)
+        flags = made.send_flags if isinstance(made, SendWR) else SendFlags(0)
+        planned: Planned | None = None
+        if send_flags is not None:
+            flags, planned = self._checked_flags(request, send_flags)
+        if offset is not None or length is not None or region is not None:
+            memory = self._checked_piece(wr, made, flags, piece, region, offset, length)
+        elif planned is not None:
+            self._check_sizes(wr, made, flags, [wr.sg_list[i].length for i in range(wr.num_sge)])
         targets: list[tuple[Any, str, int]] = []
         if not (remote_addr is rkey is imm_data is compare_add is swap is None):
             targets = _checked_targets(
@@ -252,6 +299,10 @@ class PreparedPost:
             )  # fmt: skip
         if number is not None:
             self._c.caller[request] = number
+        if planned is not None:
+            self._set_flags(request, flags, planned)
+        if region is not None:
+            self._set_region(request, piece, region)
         if memory is not None:
             sge = wr.sg_list[piece]
             sge.addr, sge.length = memory
@@ -260,26 +311,78 @@ class PreparedPost:
         return self
 
     def _checked_piece(
-        self, wr: Any, made: SendWR | RecvWR, piece: int, offset: int | None, length: int | None
+        self,
+        wr: Any,
+        made: SendWR | RecvWR,
+        flags: SendFlags,
+        piece: int,
+        other: MemoryRegion | None,
+        offset: int | None,
+        length: int | None,
     ) -> tuple[int, int]:
         """Address and length that the piece is to have."""
         if not 0 <= piece < len(made.sg_list):
             msg = f"there is no piece {piece}: the request has {len(made.sg_list)}"
             raise IndexError(msg)
         region, sge = made.sg_list[piece].mr, wr.sg_list[piece]
+        if other is not None:
+            check_region(other, self._queue.qp.pd)
+            region, offset = other, offset or 0
         if offset is None:
             offset = sge.addr - region.addr
         if length is None:
             length = sge.length
         check_inside(region, offset, length)
+        sizes = [wr.sg_list[i].length for i in range(wr.num_sge)]
+        sizes[piece] = length
+        self._check_sizes(wr, made, flags, sizes)
+        return region.addr + offset, fitting("the length of a piece,", length, 32)
+
+    def _check_sizes(
+        self, wr: Any, made: SendWR | RecvWR, flags: SendFlags, sizes: list[int]
+    ) -> None:
         if isinstance(made, SendWR):
             if made.opcode in ATOMICS:
-                check_atomic([length], 0)
-            sizes = [wr.sg_list[i].length for i in range(wr.num_sge)]
-            sizes[piece] = length
+                check_atomic(sizes, 0)
+            if flags != made.send_flags:
+                made = replace(made, send_flags=flags)
             qp = self._queue.qp
             (qp._rules or qp._choose_rules()).check_sizes(made, sizes)
-        return region.addr + offset, fitting("the length of a piece,", length, 32)
+
+    def _checked_flags(self, request: int, flags: SendFlags) -> tuple[SendFlags, Planned]:
+        """The flags, and the note of the queue about a request that has them."""
+        made, entry, qp = self._requests[request], self._entries[request], self._queue.qp
+        if not isinstance(made, SendWR):
+            msg = "a receive has no send_flags"
+            raise ValueError(msg)
+        flags = SendFlags(fitting("send_flags", flags, 32))
+        changed = replace(made, send_flags=flags)
+        check_inline(changed)
+        planned = (qp._rules or qp._choose_rules()).plan(changed)
+        differs = (planned.signaled, planned.silent) != (entry.signaled, entry.silent)
+        if differs and any(one.retired != self._c.executions for one in self._entries):
+            msg = "SIGNALED cannot change while executions are under way: await their completions"
+            raise ResourceBusyError(errno.EBUSY, msg)
+        return flags, planned
+
+    def _set_flags(self, request: int, flags: SendFlags, planned: Planned) -> None:
+        entry, made = self._entries[request], self._requests[request]
+        assert isinstance(made, SendWR)
+        entry.signaled, entry.silent = planned.signaled, planned.silent
+        self._requests[request] = replace(made, send_flags=flags)
+        self._wrs[request].send_flags = int(flags) | SendFlags.SIGNALED * planned.signaled
+        self._signaled = any(one.signaled for one in self._entries)
+        plan = [Planned(one.operation, (), one.signaled) for one in self._entries]
+        self._tail = self._queue.unsignaled_after(plan) if self._signaled else self._count
+
+    def _set_region(self, request: int, piece: int, region: MemoryRegion) -> None:
+        made = self._requests[request]
+        self._entries[request].swap(piece, region)
+        pieces = list(made.sg_list)
+        pieces[piece] = SGE(region)
+        self._requests[request] = replace(made, sg_list=tuple(pieces))
+        self._wrs[request].sg_list[piece].lkey = region.lkey
+        self._pinned = _distinct(self._entries)
 
     # Life
 
@@ -315,6 +418,11 @@ class PreparedPost:
         return (
             f"<PreparedPost {kind} requests={self._count} executions={self._c.executions}{state}>"
         )
+
+
+def _distinct(requests: Sequence[Planned | Posted]) -> tuple[Resource, ...]:
+    """The regions of some requests, each once."""
+    return tuple(dict.fromkeys(region for each in requests for region in each.regions))
 
 
 def _checked_targets(

@@ -19,11 +19,17 @@ import errno
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno
-from aiordma.errors import ResourceClosedError, device_error, os_error, queue_error
+from aiordma.errors import (
+    ResourceBusyError,
+    ResourceClosedError,
+    device_error,
+    os_error,
+    queue_error,
+)
 from aiordma.loop.running import running_loop
 from aiordma.verbs.ah import AddressHandle, AHAttributes, c_gid
 from aiordma.verbs.async_event import AsyncEvent, enroll, next_token
@@ -32,6 +38,7 @@ from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import (
     Access,
     AsyncEventType,
+    LinkLayer,
     Opcode,
     QPAttrMask,
     QPState,
@@ -51,6 +58,7 @@ from aiordma.verbs.qp_attr import (
     check_init,
     create,
 )
+from aiordma.verbs.qp_changes import WAYS, QPChanges, check_changes, to_c
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.rnr_timer import rnr_timer_code
 from aiordma.verbs.srq import SharedReceiveQueue
@@ -72,8 +80,16 @@ _FATAL = frozenset(
 )
 
 
+def _give_up(queues: Sequence[WorkQueue]) -> None:
+    for queue in queues:
+        queue.give_up()
+
+
 class QueuePair(Resource):
     """A queue pair (`ibv_create_qp(3)`).
+
+    `ConnectionId.create_qp` makes it for a connection of the connection manager, which moves its
+    states.  A program that makes it by itself moves them, too: by `modify`, or with `BringUp`.
 
     Each request is either awaited (`send`, `recv`, `read`, ...) or posted raw with the caller's
     own number (`post_send`, `post_recv`), whose completion then comes out of the CQ.
@@ -134,7 +150,8 @@ class QueuePair(Resource):
         self._read_depth: int | None = None  # reads that it may have under way, once connected
         # Both made for the first request: a connection posts in C, and needs none.
         self._rules: WRRules | None = None
-        self._queues: tuple[WorkQueue, WorkQueue] | None = None
+        # Empty if a connection posts to it in C, and counts the places.
+        self._queues: tuple[WorkQueue, WorkQueue] | tuple[()] | None = None
         self._last_receive: threading.Event | None = None
         parents = (*uses, pd, send_cq, recv_cq)
         super().__init__(handle, parents if attr.srq is None else (*parents, attr.srq))
@@ -148,6 +165,12 @@ class QueuePair(Resource):
 
     def _make_queues(self) -> tuple[WorkQueue, WorkQueue]:
         self._require()
+        if self._queues is not None:
+            msg = (
+                "a connection posts to this queue pair and counts its places: use the methods of "
+                "the connection, or a queue pair of your own in its protection domain"
+            )
+            raise ResourceBusyError(errno.EBUSY, msg)
         # Only as many requests as the CQs have room for, even where the device gave more.
         attr = self._init
         receives = attr.max_recv_wr if attr.srq is None else 0
@@ -201,6 +224,11 @@ class QueuePair(Resource):
             recv_cq._unpromise(attr.max_recv_wr)
         else:
             attr.srq._dismiss(recv_cq)
+
+    @property
+    def qp_type(self) -> QPType:
+        """Its transport service."""
+        return self._init.qp_type
 
     @property
     def srq(self) -> SharedReceiveQueue | None:
@@ -622,25 +650,42 @@ class QueuePair(Resource):
 
     # State
 
-    def modify(self, mask: QPAttrMask, **attributes: int) -> None:
-        """Change attributes (`ibv_modify_qp(3)`), by their C names.
+    def modify(self, mask: QPAttrMask | None = None, **changes: Unpack[QPChanges]) -> None:
+        """Change attributes (`ibv_modify_qp(3)`), by their C names: see `QPChanges`.
 
         Args:
-            mask: Which attributes are meant.
-            attributes: Their values, such as `qp_state=QPState.ERR`.
+            mask: Which attributes are meant; None for those that are given, which is what it must
+                be.  For programs that are written like C.
+            changes: Their values, such as `qp_state=QPState.ERR`, or `ah_attr=AHAttributes(...)`.
+
+        A change to RTR with an address of RoCE asks the network for the neighbor, and blocks for up
+        to seconds while it does not answer: `BringUp.connect` does it in a thread.
+
+        RESET has the adapter forget all requests without a completion.  So it is refused while any
+        is under way: move to ERR first, and let them be flushed.  The places of requests that the
+        adapter did not flush are free again, and its prepared posts are freed.
 
         Raises:
-            ValueError: An unknown name.
-            OSError: The transition is not allowed (EINVAL).
+            ValueError: An unknown name, a value out of range, or another mask.
+            TypeError: A value of another kind.
+            ResourceBusyError: RESET, while requests are under way.
+            NotSupportedError: An alternate path, other than on InfiniBand.
+            OSError: The transition is not allowed (EINVAL), or the neighbor does not answer
+                (ETIMEDOUT, EHOSTUNREACH).
         """
-        attr = ffi.new("struct ibv_qp_attr *")
-        for name, value in attributes.items():
-            try:
-                setattr(attr, name, int(value))
-            except AttributeError:
-                msg = f"a queue pair has no attribute {name}"
-                raise ValueError(msg) from None
-        self._modify(attr, int(mask))
+        check_changes(changes)
+        attr, found = to_c(changes)
+        if mask is not None and int(mask) != found:
+            msg = f"the mask {QPAttrMask(mask)!r} does not fit the changes: {QPAttrMask(found)!r}"
+            raise ValueError(msg)
+        if "alt_ah_attr" in changes:
+            self._refuse_alternate_path(changes["alt_ah_attr"].port_num)
+        resets = changes.get("qp_state") == QPState.RESET
+        if resets:
+            self._refuse_reset()
+        self._modify(attr, found)
+        if resets:
+            self._start_again()
 
     def _modify(self, attr: Any, mask: int) -> None:
         check_errno(lib.ibv_modify_qp(self._require(), attr, mask), "ibv_modify_qp")
@@ -648,6 +693,30 @@ class QueuePair(Resource):
             self._limit_reads(int(attr.max_rd_atomic))
         if mask & _STATE and attr.qp_state == _ERR:
             self._enter_error()
+
+    def _refuse_alternate_path(self, port: int) -> None:
+        if self.pd.context.query_port(port).link_layer == LinkLayer.ETHERNET:
+            detail = "(the kernel takes alternate paths on InfiniBand only)"
+            raise os_error(errno.EOPNOTSUPP, "ibv_modify_qp", detail=detail)
+
+    def _refuse_reset(self) -> None:
+        under_way = sum(queue.unanswered for queue in self._queues or ())
+        if under_way:
+            msg = (
+                f"{under_way} requests are under way, which RESET would lose: move the queue pair "
+                "to ERR first, and await their completions"
+            )
+            raise ResourceBusyError(errno.EBUSY, msg)
+
+    def _start_again(self) -> None:
+        """After RESET: as new."""
+        for queue in self._queues or ():
+            queue.fail_waiters()
+            for post in list(queue.prepared):
+                post.free()
+        self._abandon_all()
+        self._first_failure, self._in_error = None, False
+        self._read_depth = self._rules = None
 
     def _limit_reads(self, depth: int) -> None:
         """So many own reads and atomics may be under way from now on."""
@@ -658,7 +727,8 @@ class QueuePair(Resource):
         self._in_error = True
         if self.outstanding:
             with contextlib.suppress(RuntimeError):
-                asyncio.get_running_loop().call_later(_FLUSH_GRACE_S, self._fail_waiters)
+                # Of these queues: RESET may give it others meanwhile.
+                asyncio.get_running_loop().call_later(_FLUSH_GRACE_S, _give_up, self._queues or ())
 
     def query(self) -> QPAttributes:
         """Ask the device for the current attributes (`ibv_query_qp(3)`)."""
@@ -666,7 +736,8 @@ class QueuePair(Resource):
         init = ffi.new("struct ibv_qp_init_attr *")
         code = lib.ibv_query_qp(self._require(), attr, QUERIED, init)
         check_errno(code, "ibv_query_qp")
-        return copy_of(QPAttributes, attr, ah_attr=AHAttributes._from_c(attr.ah_attr))
+        ways = {name: AHAttributes._from_c(getattr(attr, name)) for name in WAYS}
+        return copy_of(QPAttributes, attr, **ways)
 
     @property
     def state(self) -> QPState:
@@ -707,10 +778,6 @@ class QueuePair(Resource):
         self._enter_error()
         self.modify(QPAttrMask.STATE, qp_state=QPState.ERR)
 
-    def _fail_waiters(self) -> None:
-        for queue in self._queues or ():
-            queue.give_up()
-
     @property
     def send_cq(self) -> CompletionQueue:
         """The completion queue of sends."""
@@ -724,7 +791,7 @@ class QueuePair(Resource):
     @property
     def outstanding(self) -> int:
         """Posted requests whose completion has not been seen."""
-        return 0 if self._queues is None else len(self._queues[0]) + len(self._queues[1])
+        return sum(map(len, self._queues or ()))
 
     def _failed(self, operation: str, record: WCRecord) -> None:
         """A request has failed, or was flushed."""

@@ -12,7 +12,7 @@ from aiordma.arguments import fitting
 from aiordma.verbs.ah import AHAttributes
 from aiordma.verbs.context import Context, check_limit
 from aiordma.verbs.cq import CompletionQueue
-from aiordma.verbs.enums import MTU, Access, QPAttrMask, QPState, QPType
+from aiordma.verbs.enums import MTU, Access, MigrationState, QPAttrMask, QPState, QPType
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.srq import SharedReceiveQueue
 
@@ -34,7 +34,7 @@ class QPInitAttr:
         srq: Shared receive queue, in place of a receive queue of its own; `max_recv_wr` and
             `max_recv_sge` mean nothing then.
         sq_sig_all: Every send completes visibly, whatever its flags.
-        qp_type: RC, or UD.
+        qp_type: RC; or UC or UD where the device has them.
     """
 
     send_cq: CompletionQueue
@@ -53,7 +53,8 @@ class QPInitAttr:
 QUERIED = int(
     QPAttrMask.STATE | QPAttrMask.CAP | QPAttrMask.ACCESS_FLAGS | QPAttrMask.PATH_MTU
     | QPAttrMask.TIMEOUT | QPAttrMask.RETRY_CNT | QPAttrMask.RNR_RETRY
-    | QPAttrMask.MIN_RNR_TIMER | QPAttrMask.AV
+    | QPAttrMask.MIN_RNR_TIMER | QPAttrMask.AV | QPAttrMask.ALT_PATH | QPAttrMask.PKEY_INDEX
+    | QPAttrMask.PATH_MIG_STATE
 )  # fmt: skip
 _sizes = attrgetter("max_send_wr", "max_recv_wr", "max_send_sge", "max_recv_sge", "max_inline_data")
 _LIMITS = {
@@ -126,7 +127,8 @@ class QPAttributes:
     """Attributes of a queue pair as `ibv_query_qp(3)` returns them, same names.
 
     `timeout` is the exponent e of 4.096 us * 2**e, `min_rnr_timer` a code of the table
-    `aiordma.verbs.rnr_timer.RNR_TIMERS_MS`, and `ah_attr` the way to the peer.
+    `aiordma.verbs.rnr_timer.RNR_TIMERS_MS`, `ah_attr` the way to the peer and `alt_ah_attr` the
+    alternate way, of which an adapter without alternate paths tells zeros.
     """
 
     qp_state: QPState
@@ -144,6 +146,12 @@ class QPAttributes:
     retry_cnt: int
     rnr_retry: int
     ah_attr: AHAttributes
+    pkey_index: int
+    path_mig_state: MigrationState
+    alt_ah_attr: AHAttributes
+    alt_pkey_index: int
+    alt_port_num: int
+    alt_timeout: int
 
 
 def create(

@@ -28,11 +28,11 @@ import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_pointer
-from aiordma.arguments import whole
+from aiordma.arguments import fitting, whole
 from aiordma.errors import (
     ResourceBusyError,
     ResourceClosedError,
@@ -50,7 +50,7 @@ from aiordma.verbs.comp_channel import SHARED_TAG, shared_queues
 from aiordma.verbs.context import Context, check_limit, copy_of
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import AsyncEventType, SRQAttrMask
-from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.mr import MemoryRegion, check_inside, check_region
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.wc import WCRecord, WorkCompletion, record_error
@@ -59,7 +59,7 @@ from aiordma.verbs.wr import Buffers, RecvWR, build_recv, check_count, sge_list
 if TYPE_CHECKING:
     from aiordma.verbs.qp import QueuePair
 
-__all__ = ["SRQAttributes", "SharedReceiveQueue"]
+__all__ = ["PreparedReceives", "SRQAttributes", "SharedReceiveQueue"]
 
 # Queue pairs leave where they are destroyed, in other threads.
 _lock = fork.new_lock()
@@ -128,6 +128,103 @@ class _Receive:
         regions, self.regions = self.regions, ()
         for region in regions:
             region._let_go()
+
+
+class PreparedReceives:
+    """Receives of a shared queue that are posted again and again.
+
+    Made by `SharedReceiveQueue.prepare_recv`.  Each `execute()` posts the list once more; each
+    receive is taken by whichever queue pair's message comes next, and completes there with the
+    number that it had at that moment.  Used in a `with` block it is freed at the end.
+    """
+
+    __slots__ = ("_caller_ids", "_first", "_keep", "_regions", "_srq")
+
+    def __init__(
+        self, srq: SharedReceiveQueue, chain: Sequence[RecvWR], first: Any, keep: list[Any]
+    ) -> None:
+        self._srq: SharedReceiveQueue | None = srq
+        self._first, self._keep = first, keep
+        self._caller_ids = [request.wr_id for request in chain]
+        self._regions = [tuple(piece.mr for piece in request.sg_list) for request in chain]
+
+    def __len__(self) -> int:
+        """Number of receives in the list."""
+        return len(self._caller_ids)
+
+    def _open(self) -> SharedReceiveQueue:
+        if self._srq is None:
+            msg = "the prepared receives were freed"
+            raise ResourceClosedError(msg)
+        self._srq._require()
+        return self._srq
+
+    def execute(self) -> Self:
+        """Post the list once more (`ibv_post_srq_recv(3)`); returns itself.
+
+        Raises:
+            ResourceBusyError: The queue has not enough free places; nothing was posted.
+            ResourceClosedError: It was freed, or the queue or a region is closed.
+            QueueError: The device has reported the queue as failed.
+            OSError: The post failed; the receives in front of the failed receive are posted.
+        """
+        srq = self._open()
+        for used in self._regions:
+            for region in used:
+                region._require()
+        srq._take(len(self))
+        srq._ring(self._first, self._regions, self._caller_ids)
+        return self
+
+    def patch(
+        self,
+        request: int = 0,
+        *,
+        wr_id: int | None = None,
+        piece: int = 0,
+        region: MemoryRegion | None = None,
+        offset: int | None = None,
+        length: int | None = None,
+    ) -> Self:
+        """Change a receive in place, for the executions from now on; returns itself.
+
+        Arguments and exceptions are those of `PreparedPost.patch`.
+        """
+        srq = self._open()
+        if not 0 <= request < len(self):
+            msg = f"there is no request {request} in a list of {len(self)}"
+            raise IndexError(msg)
+        number = self._caller_ids[request] if wr_id is None else fitting("wr_id", wr_id, 64)
+        if region is not None or offset is not None or length is not None:
+            regions = list(self._regions[request])
+            if not 0 <= piece < len(regions):
+                msg = f"there is no piece {piece}: the request has {len(regions)}"
+                raise IndexError(msg)
+            sge = self._first[request].sg_list[piece]
+            if region is not None:
+                check_region(region, srq.pd)
+                regions[piece], offset = region, offset or 0
+            used = regions[piece]
+            start = sge.addr - used.addr if offset is None else offset
+            size = fitting("length", sge.length if length is None else length, 32)
+            check_inside(used, start, size)
+            sge.addr, sge.length, sge.lkey = used.addr + start, size, used.lkey
+            self._regions[request] = tuple(regions)
+        self._caller_ids[request] = number
+        return self
+
+    def free(self) -> None:
+        """Free the prepared receives.  Idempotent; receives under way go on."""
+        self._srq, self._first, self._keep, self._regions = None, None, [], []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.free()
+
+    def __repr__(self) -> str:
+        return f"<PreparedReceives requests={len(self)}{' freed' * (self._srq is None)}>"
 
 
 def _free_number() -> int:
@@ -230,35 +327,74 @@ class SharedReceiveQueue(Resource):
         chain = [requests] if isinstance(requests, RecvWR) else list(requests)
         if not chain:
             return
-        if not self.room.try_acquire(len(chain)):
-            msg = f"the queue has {self.room.free} free places, {len(chain)} are needed"
-            raise ResourceBusyError(errno.EAGAIN, msg)
+        self._take(len(chain))
         self._post(chain, [request.wr_id for request in chain])
+
+    def _take(self, count: int) -> None:
+        """Take places for a list at once, or refuse it."""
+        if not self.room.try_acquire(count):
+            msg = f"the queue has {self.room.free} free places, {count} are needed"
+            raise ResourceBusyError(errno.EAGAIN, msg)
+
+    def prepare_recv(self, requests: RecvWR | Sequence[RecvWR]) -> PreparedReceives:
+        """Build one receive or a list once, to be posted many times.
+
+        Args:
+            requests: As for `post_recv`; later changes of the objects have no effect.
+
+        Returns:
+            The prepared receives, to be freed by the caller, or with the queue.
+
+        Raises:
+            ValueError: As `post_recv`, or the list is empty or longer than the queue.
+            ResourceClosedError: The queue or a region is closed.
+        """
+        self._require()
+        chain = [requests] if isinstance(requests, RecvWR) else list(requests)
+        if not 0 < len(chain) <= self.max_wr:
+            msg = f"a prepared list needs 1 to {self.max_wr} receives, the places of the queue"
+            raise ValueError(msg)
+        return PreparedReceives(self, chain, *self._built(chain))
+
+    def _built(self, chain: Sequence[RecvWR]) -> tuple[Any, list[Any]]:
+        for request in chain:
+            check_count(len(request.sg_list), "limits.max_sge", self.limits.max_sge)
+        return build_recv(chain)
 
     def _post(self, chain: Sequence[RecvWR], caller_ids: Sequence[int | None]) -> list[_Receive]:
         """Post a list; its places were taken from `room` before."""
         try:
-            handle = self._require()
+            self._require()
             self._check_alive()
-            for request in chain:
-                check_count(len(request.sg_list), "limits.max_sge", self.limits.max_sge)
-            first, keep = build_recv(chain)
+            first, keep = self._built(chain)
         except BaseException:
             self.room.release(len(chain))
             raise
+        regions = [tuple(piece.mr for piece in request.sg_list) for request in chain]
+        try:
+            return self._ring(first, regions, caller_ids)
+        finally:
+            del keep
+
+    def _ring(
+        self,
+        first: Any,
+        regions: Sequence[tuple[MemoryRegion, ...]],
+        caller_ids: Sequence[int | None],
+    ) -> list[_Receive]:
+        """Post a C list whose regions are open."""
         entered: list[_Receive] = []
         numbers: list[int] = []
-        for i, (request, caller_id) in enumerate(zip(chain, caller_ids, strict=True)):
-            receive = _Receive(tuple(piece.mr for piece in request.sg_list), caller_id)
-            for region in receive.regions:
-                region._retain()  # open: build_recv has just seen to that
+        for i, (used, caller_id) in enumerate(zip(regions, caller_ids, strict=True)):
+            receive = _Receive(used, caller_id)
+            for region in used:
+                region._retain()
             number = self._table.add(receive)
             entered.append(receive)
             numbers.append(number)
             first[i].wr_id = number & _ID_MASK | SHARED_TAG << TAG_SHIFT | self._number << SUB_SHIFT
         bad = ffi.new("struct ibv_recv_wr **")
-        code = lib.ibv_post_srq_recv(handle, first, bad)
-        del keep
+        code = lib.ibv_post_srq_recv(self._require(), first, bad)
         if code:
             # The receives before the failed receive are posted; if it has no name, all may be.
             refused = bad[0] - first if bad[0] != ffi.NULL else len(entered)

@@ -162,6 +162,11 @@ class WorkQueue:
         """Requests under way."""
         return len(self._order)
 
+    @property
+    def unanswered(self) -> int:
+        """Requests under way whose end the caller has not been told."""
+        return sum(not posted.muted for posted in self._order)
+
     # Posting
 
     def post(self, built: Built, chain: Sequence[SendWR] | Sequence[RecvWR]) -> None:
@@ -390,6 +395,11 @@ class WorkQueue:
                 self.cq._deliver(flush_record(self.qp.num), number)
         for posted in seen:
             posted.muted = True
+        self.fail_waiters()  # those places are not free before the queue pair is gone, or RESET
+
+    def fail_waiters(self) -> None:
+        """End the tasks that wait for places."""
+        self.room.fail(lambda: self._flushed("a request that waited for a place", None))
 
     def abandon(self) -> None:
         """Fail requests never flushed, and release their memory: the queue pair is destroyed."""

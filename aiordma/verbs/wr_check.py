@@ -35,7 +35,7 @@ from aiordma.verbs.wr import (
     pinned,
 )
 
-__all__ = ["WRRules", "check_atomic"]
+__all__ = ["WRRules", "check_atomic", "check_inline"]
 
 _SENDS = frozenset({Opcode.SEND, Opcode.SEND_WITH_IMM})
 _WRITES = frozenset({Opcode.RDMA_WRITE, Opcode.RDMA_WRITE_WITH_IMM})
@@ -263,9 +263,7 @@ class WRRules:
             check_count(count, f"what {opcode.name} can carry", 0)
         else:
             check_count(count, "limits.max_send_sge", self.limits.max_send_sge)
-        if request.send_flags & SendFlags.INLINE and opcode not in _CAN_BE_INLINE:
-            msg = f"{opcode.name} cannot be inline: it sends no bytes"
-            raise ValueError(msg)
+        check_inline(request)
         self.check_sizes(request, [len(piece) for piece in request.sg_list])
 
     def check_sizes(self, request: SendWR, sizes: Sequence[int]) -> None:
@@ -315,6 +313,13 @@ def _check_bind(request: SendWR, *, alone: bool) -> None:
         raise ValueError(msg)
     if request.mw.type == MWType.TYPE_1 and not alone:
         msg = "a window of type 1 is bound by a call of its own, not in a list"
+        raise ValueError(msg)
+
+
+def check_inline(request: SendWR) -> None:
+    """Raise ValueError if the request is INLINE and has no bytes to send."""
+    if request.send_flags & SendFlags.INLINE and request.opcode not in _CAN_BE_INLINE:
+        msg = f"{request.opcode.name} cannot be inline: it sends no bytes"
         raise ValueError(msg)
 
 

@@ -26,7 +26,11 @@ _DATAGRAMS = (
     "datagram_raising", "multicast",
 )  # fmt: skip
 _WINDOWS = ("windows", "windows_closing")
-collect_ignore = [f"test_{name}.py" for name in _DATAGRAMS + _WINDOWS if IS_SIW]
+_BY_HAND = (
+    "bring_up",
+    "example_kv_transfer",
+)  # iWARP connects by the connection manager only: test_no_bring_up.py
+collect_ignore = [f"test_{name}.py" for name in _DATAGRAMS + _WINDOWS + _BY_HAND if IS_SIW]
 
 
 @pytest.fixture(autouse=True)

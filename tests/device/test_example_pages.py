@@ -23,6 +23,7 @@ COMMANDS = {
     "kv.py": r"version 1\n\[0\.5 1\.  2\. \]\n",
     "parameter_server.py": r"(?s)worker .*round 1: .*largest error of a parameter: 0\.00\d\d\n.*",
     "copy_file.py": r"README\.md: \d+ bytes in .* s, sha256 [0-9a-f]{64}\n",
+    "kv_transfer.py": r"(?s)listening .*(request \d+: \d+ blocks .*){12}.*",
     "chat.py": r"\* here: ann, bob\n\* bob has come\nbob: hello\n\* bob has left\n",
 }
 

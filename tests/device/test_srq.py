@@ -429,3 +429,61 @@ async def test_the_peer_leaves(address: str) -> None:
             completion = await anext(made.cq)
         assert made.server_of(completion.qp_num) == 1
         assert made.srq.outstanding == 1
+
+
+# Prepared receives
+
+
+async def test_prepared_receives(address: str) -> None:
+    """Posted again and again, patched between, taken by any queue pair."""
+    async with fan(address, 2) as made:
+        post = made.srq.prepare_recv(receives(made, range(2)))
+        other = MemoryRegion(made.pd, 64)
+        assert len(post) == 2
+        post.execute().patch(0, wr_id=10).patch(1, wr_id=11, region=other, length=64).execute()
+        assert made.srq.outstanding == 4
+        for n, client in enumerate((1, 0, 1, 0)):
+            await send(made, client, b"%d" % n)
+        async with asyncio.timeout(10):
+            seen = [(await anext(made.cq)).wr_id for _ in range(4)]
+        assert seen == [0, 1, 10, 11]
+        assert bytes(made.mr.view[:1]) == b"2"  # the third, in the place of the first
+        assert bytes(other.view[:1]) == b"3"
+        assert made.srq.outstanding == 0
+        other.close()
+        with pytest.raises(aiordma.ResourceClosedError):
+            post.execute()
+        assert made.srq.outstanding == 0
+        assert made.srq.room.free == made.srq.max_wr
+        post.free()
+        with pytest.raises(aiordma.ResourceClosedError, match="freed"):
+            post.execute()
+
+
+async def test_prepared_receives_that_are_refused(address: str) -> None:
+    async with fan(address, 1) as made:
+        most = made.srq.max_wr
+        with pytest.raises(ValueError, match=f"1 to {most} receives"):
+            made.srq.prepare_recv([])
+        with pytest.raises(ValueError, match=f"1 to {most} receives"):
+            made.srq.prepare_recv(receives(made, range(most + 1)))
+        post = made.srq.prepare_recv(receives(made, range(1)))
+        with pytest.raises(IndexError):
+            post.patch(1, wr_id=3)
+        with pytest.raises(IndexError):
+            post.patch(piece=1, length=3)
+        with pytest.raises(ValueError, match="64 bits"):
+            post.patch(wr_id=1 << 64)
+        with pytest.raises(ValueError, match="region"):
+            post.patch(offset=made.mr.length, length=1)
+        with (
+            ProtectionDomain(made.context) as pd,
+            MemoryRegion(pd, 64) as foreign,
+            pytest.raises(ValueError, match="another protection domain"),
+        ):
+            post.patch(region=foreign, length=64)
+        for _ in range(most):
+            post.execute()
+        with pytest.raises(aiordma.ResourceBusyError, match="0 free places"):
+            post.execute()
+        assert made.srq.outstanding == most

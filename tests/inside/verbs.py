@@ -197,6 +197,11 @@ def watch_again(channel: CompletionChannel) -> None:
 # Memory
 
 
+def holds_on(resource: Resource) -> int:
+    """How many objects and requests keep it from being destroyed."""
+    return resource._children
+
+
 def uses_of(region: MemoryRegion) -> int:
     """The operations that keep it registered."""
     return region._registration.uses
@@ -255,7 +260,8 @@ def change_rules(qp: QueuePair, **rules: Any) -> None:
 
 def end_flush_grace(qp: QueuePair) -> None:
     """As if the time were over in which the adapter has to flush a queue pair in error."""
-    qp._fail_waiters()
+    for queue in qp._queues or ():
+        queue.give_up()
 
 
 def on_first_failure(qp: QueuePair, call: Callable[[BaseException], None]) -> None:

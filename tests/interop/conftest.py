@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.device.shared import *  # noqa: F403  # each folder on a device has these
+from tests.device.shared import IS_SIW
+
+# iWARP connects by the connection manager only.
+collect_ignore = ["test_by_hand.py"] if IS_SIW else []
 
 # Not twice: a port whose listener was killed may stay taken for a while.  Below the ports that the
 # kernel chooses itself.

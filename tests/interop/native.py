@@ -73,6 +73,10 @@ class End(native_ends.End):
             await self.qp.send(piece, imm=imm)
 
 
+class ForeignEnd(End, native_ends.Foreign):
+    """An end whose id knows the queue pair by its number alone."""
+
+
 class Server:
     """A listening id with a channel of its own.
 
@@ -120,11 +124,14 @@ async def dial(
     prepare: Callable[[End], object],
     private_data: bytes,
     space: PortSpace,
+    kind: type[End] = End,
 ) -> tuple[End, ConnectionEvent]:
     """Connect; returns this side's end and the event that established the connection."""
-    end = End(await resolved(events, *to, space))
+    end = kind(await resolved(events, *to, space))
     try:
         prepare(end)
+        if isinstance(end, ForeignEnd):
+            return end, await end.connect(PARAMETER, private_data)
         parameter = None if end.cm_id.is_datagram else PARAMETER
         return end, await end.cm_id.connect(parameter, private_data=private_data)
     except BaseException:
@@ -141,6 +148,7 @@ async def dialed(
     *,
     private_data: bytes = b"",
     space: PortSpace = PortSpace.TCP,
+    kind: type[End] = End,
 ) -> AsyncIterator[Dialed]:
     """Connect to a program as soon as it listens.
 
@@ -150,7 +158,7 @@ async def dialed(
     events = EventChannel()
     try:
         end, answer = await until_listening(
-            server, lambda: dial(events, (address, port), prepare, private_data, space)
+            server, lambda: dial(events, (address, port), prepare, private_data, space, kind)
         )
         try:
             yield Dialed(end, answer, events)

@@ -16,11 +16,13 @@ from pathlib import Path
 LIBRARY = str(next(Path("/usr").glob("lib*/*/rsocket/librspreload.so")))
 
 
-def build(source: Path, into: Path) -> str:
+def build(source: Path, into: Path, *libraries: str) -> str:
     """Compile a program of one file; returns its path."""
     program = into / source.stem
     compiler = shlex.split(os.environ.get("CC", "cc"))
-    subprocess.run([*compiler, "-O1", "-Wall", "-Werror", "-o", program, source], check=True)
+    subprocess.run(
+        [*compiler, "-O1", "-Wall", "-Werror", "-o", program, source, *libraries], check=True
+    )
     return str(program)
 
 

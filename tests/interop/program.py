@@ -34,6 +34,7 @@ class Program:
     Attributes:
         lines: What it has said so far, standard error included.
         ended: Whether it has closed its output, as it does at its end.
+        reader: The task that reads its output, done at its end.
     """
 
     def __init__(self, process: Process) -> None:
@@ -41,7 +42,7 @@ class Program:
         self.ended = False
         self._process = process
         self._news = asyncio.Condition()
-        self._reader = asyncio.create_task(self._read())
+        self.reader = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
         assert self._process.stdout is not None
@@ -67,7 +68,7 @@ class Program:
 
     async def over(self) -> int:
         """Wait for the end; returns the exit status."""
-        await self._reader
+        await self.reader
         return await self._process.wait()
 
     async def write(self, line: str) -> None:
@@ -88,7 +89,7 @@ class Program:
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
-        await asyncio.wait([self._reader])
+        await asyncio.wait([self.reader])
 
 
 @asynccontextmanager

@@ -19,9 +19,9 @@ from aiordma import (
     NotSupportedError,
 )
 from aiordma.cm import EventType
-from aiordma.verbs import SGE, Access, MemoryRegion, WCOpcode
+from aiordma.verbs import SGE, Access, MemoryRegion, QPState, WCOpcode
 from tests.interop import conversation as c
-from tests.interop.native import PARAMETER, End, dialed, serving
+from tests.interop.native import PARAMETER, End, ForeignEnd, dialed, serving
 from tests.interop.program import assert_bytes, until_listening
 from tests.interop.pyverbs_program import DONE, pyverbs, trimmed
 from tests.native_ends import close_all
@@ -184,7 +184,11 @@ class Side:
         assert_bytes(self.region.view, c.acted_on(self.role, atomics=not self.iwarp))
 
 
-async def test_memory_with_pyverbs_as_client(address: str, is_siw: bool) -> None:
+KINDS = pytest.mark.parametrize("kind", [End, ForeignEnd], ids=["own", "foreign"])
+
+
+@KINDS
+async def test_memory_with_pyverbs_as_client(address: str, is_siw: bool, kind: type[End]) -> None:
     async with (
         serving(address) as server,
         pyverbs("memory", "client", address, server.port) as peer,
@@ -192,10 +196,16 @@ async def test_memory_with_pyverbs_as_client(address: str, is_siw: bool) -> None
         request = await server.request()
         assert trimmed(request.private_data, len(c.CALL)) == c.CALL
         assert request.connection_id is not None
-        end = End(request.connection_id)
+        end = kind(request.connection_id)
         try:
+            # A receive is posted in INIT at the earliest, where an own queue pair is already.
+            if isinstance(end, ForeignEnd):
+                end.move(QPState.INIT)
             side = Side(end, "server", iwarp=is_siw)
-            await end.cm_id.accept(PARAMETER, private_data=c.ANSWER)
+            if isinstance(end, ForeignEnd):
+                await end.accept(PARAMETER, c.ANSWER)
+            else:
+                await end.cm_id.accept(PARAMETER, private_data=c.ANSWER)
             await side.talk()
             await server.event(EventType.DISCONNECTED)
         finally:
@@ -203,16 +213,26 @@ async def test_memory_with_pyverbs_as_client(address: str, is_siw: bool) -> None
         assert (await peer.finish())[-1] == DONE
 
 
-async def test_memory_with_pyverbs_as_server(address: str, port: int, is_siw: bool) -> None:
+@KINDS
+async def test_memory_with_pyverbs_as_server(
+    address: str, port: int, is_siw: bool, kind: type[End]
+) -> None:
     sides: list[Side] = []
+
+    def prepare(end: End) -> None:
+        if isinstance(end, ForeignEnd):
+            end.move(QPState.INIT)
+        sides.append(Side(end, "client", iwarp=is_siw))
+
     async with (
         pyverbs("memory", "server", address, port) as peer,
         dialed(
             peer,
             address,
             port,
-            lambda end: sides.append(Side(end, "client", iwarp=is_siw)),
+            prepare,
             private_data=c.CALL,
+            kind=kind,
         ) as connection,
     ):
         assert trimmed(connection.answer.private_data, len(c.ANSWER)) == c.ANSWER

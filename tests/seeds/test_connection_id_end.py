@@ -18,6 +18,7 @@ from tests.seeds.ends import (
     acked,
     begun,
     half_way,
+    next_event,
     parameters,
 )
 
@@ -43,9 +44,18 @@ async def test_j024_disconnecting_flushes_what_is_posted(pair: Pair, side: str) 
 
 @pytest.mark.parametrize("side", ["client", "server"])
 async def test_j025_either_end_may_disconnect(pair: Pair, side: str) -> None:
+    """The peer hears of it, goes to the error state, too, and loses its receives."""
+    other: End = pair.server if side == "client" else pair.client
     end: End = getattr(pair, side)
+    other.post_recv(5, 6)
+    hearing = await begun(next_event(other.events, EventType.DISCONNECTED))
     await end.cm_id.disconnect()
-    assert end.qp.state == QPState.ERR
+    (await hearing).ack()
+    assert (end.qp.state, other.qp.state) == (QPState.ERR, QPState.ERR)
+    flushed = await other.completions(2)
+    assert [(wc.wr_id, wc.status_name) for wc in flushed] == [
+        (5, "WR_FLUSH_ERR"), (6, "WR_FLUSH_ERR")
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("side", ["client", "server"])

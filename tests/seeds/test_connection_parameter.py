@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import errno
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import aiordma
 from aiordma.cm import ConnectionId, ConnectionParameter, EventChannel, EventType, PortSpace
 from aiordma.verbs import Context, WCStatus
 from tests.seeds.ends import (
+    MOMENT_S,
     End,
     acked,
     begun,
@@ -130,6 +132,18 @@ async def test_j056_rnr_retry_count(address: str, is_siw: bool) -> None:
         told = pair.request.rnr_retry_count, at_server, at_client
         # iWARP has no such state: a message without a receive ends the connection.
         assert told == ((0, 0, 0) if is_siw else (3, 3, 5))
+    if is_siw:
+        return
+    # A sender with a retry waits for the receive that comes late; without retries it fails.
+    for patience, ends_well in ((1, True), (0, False)):
+        grants = ConnectionParameter(4, 4, 6, patience)
+        async with connected(address, grants, grants) as pair:
+            pair.server.qp.set_min_rnr_timer(491.52)
+            pair.client.post_send(1)
+            await asyncio.sleep(MOMENT_S)
+            pair.server.post_recv(2)
+            (sent,) = await pair.client.completions(1)
+            assert sent.status_name == ("SUCCESS" if ends_well else "RNR_RETRY_EXC_ERR")
 
 
 async def test_j057_receiver_not_ready(address: str, is_siw: bool) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import ipaddress
 import mmap
+from pathlib import Path
 
 import pytest
 
@@ -139,9 +141,21 @@ async def test_j071_channel_id_and_listen(address: str, monkeypatch: pytest.Monk
     ]  # fmt: skip
 
 
-async def test_j072_a_client_arrives_as_an_event(pair: Pair) -> None:
-    assert pair.request.type == EventType.CONNECT_REQUEST
-    assert pair.request.status == 0
+async def test_j072_a_client_arrives_as_an_event(address: str) -> None:
+    """Not before it asks; with its address, its words and the listener that it asked."""
+    async with half_way(address) as (listener, client, server_events):
+        assert await server_events.get_event(MOMENT_S) is None
+        asking = await begun(client.cm_id.connect(parameters(), private_data=b"it is me"))
+        request = await acked(server_events, EventType.CONNECT_REQUEST)
+        assert request.status == 0
+        assert request.listen_id is listener
+        assert request.private_data.rstrip(b"\0") == b"it is me"
+        assert request.connection_id is not None
+        assert request.connection_id.destination == client.cm_id.source
+        request.connection_id.reject()
+        request.connection_id.close()
+        with pytest.raises(ConnectionRefusedError):
+            await asking
 
 
 async def test_j073_the_request_brings_the_id(address: str) -> None:
@@ -180,7 +194,13 @@ async def test_j075_device_port_and_gid(pair: Pair) -> None:
     assert attributes.node_guid == aiordma.devices()[0].guid
     port = pair.server.cm_id.port_num
     assert context.query_port(port).state.name == "ACTIVE"
-    assert context.query_gid(port, 0).gid in [entry.gid for entry in context.gid_table()]
+    # The kernel tells the same in other words.
+    folder = Path("/sys/class/infiniband") / context.name
+    told = (folder / "ports" / str(port) / "gids" / "0").read_text().strip()
+    assert context.query_gid(port, 0).gid == ipaddress.IPv6Address(told).packed
+    assert (folder / "ports" / str(port) / "state").read_text().strip() == "4: ACTIVE"
+    guid = int((folder / "node_guid").read_text().replace(":", ""), 16)
+    assert attributes.node_guid == guid
 
 
 async def test_j076_completion_events_arrive_on_the_channel(pair: Pair) -> None:

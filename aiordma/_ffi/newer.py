@@ -1,0 +1,43 @@
+"""Calls that are newer than the oldest rdma-core that the modules run with: looked up when called.
+
+A module that is linked to such a call would not load with an older library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+from typing import Any
+
+from aiordma._ffi import ffi
+from aiordma.errors import os_error
+
+__all__ = ["CALLS", "newer"]
+
+_LIBRDMACM = "librdmacm.so.1"
+#: Name, the release of rdma-core that has brought it, its type.
+CALLS = {
+    "rdma_resolve_addrinfo": (
+        "60",
+        "int (*)(struct rdma_cm_id *, const char *, const char *, const struct rdma_addrinfo *)",
+    ),
+    "rdma_query_addrinfo": ("60", "int (*)(struct rdma_cm_id *, struct rdma_addrinfo **)"),
+}
+
+
+def newer(name: str) -> Any:
+    """The C function, out of the library that is loaded.
+
+    Args:
+        name: A call of librdmacm.
+
+    Raises:
+        NotSupportedError: The library does not have it.
+    """
+    release, kind = CALLS[name]
+    # The loader returns the library that the module has loaded: the name is the same.
+    function: Any = getattr(ctypes.CDLL(_LIBRDMACM), name, None)
+    if function is None:
+        detail = f"(the installed librdmacm has no {name}: rdma-core {release} has brought it)"
+        raise os_error(errno.EOPNOTSUPP, name, detail=detail)
+    return ffi.cast(kind, ctypes.cast(function, ctypes.c_void_p).value)
