@@ -146,6 +146,8 @@ class Connection:
         self._peer_loop: tuple[str, bytes] | None = None
         self._facts: dict[str, Any] = {}
         self._ending = Ending(link)
+        if link.memory is not None:
+            link.memory._join(self)
         # Made at first use: at the end, and for the connections that do not have messages only.
         self._own_goodbye: Goodbye | None = None
         self._own_large: LargeMessages | None = None
@@ -188,13 +190,15 @@ class Connection:
     # A default of an argument that is for keywords alone costs 250 instructions in Python 3.11.
     @markcoroutinefunction
     def send(
-        self, buf: Buffer | Sequence[Buffer], imm: int | None = None
+        self, buf: Buffer | SGE | Sequence[Buffer], imm: int | None = None
     ) -> Coroutine[Any, Any, None]:
         """Send one message.
 
         Args:
             buf: Any contiguous object with the buffer protocol; may be empty.  Or a list or tuple
-                of them, a header and a body for instance, which arrive as one message.
+                of them, a header and a body for instance, which arrive as one message.  Or a part
+                of the `Memory` that the connection shares, of which more than 256 KiB are neither
+                copied nor registered.
             imm: A 32-bit number that arrives as `Message.imm`.
 
         Returns when the bytes of `buf` may be changed again: a message up to
@@ -214,7 +218,7 @@ class Connection:
 
         Raises:
             TypeError: No buffer.
-            ValueError: `imm` does not fit.
+            ValueError: `imm` does not fit, or the part is of other memory.
             MessageTooLargeError: More than the peer takes; nothing was sent.
             ResourceClosedError: The connection was closed by this side, or `send_eof` was called.
             ConnectionLostError: It broke, for the reason in `__cause__`, or the peer closed it.
@@ -229,7 +233,7 @@ class Connection:
         return self._send_in_python(buf, -1, imm)
 
     async def _send_in_python(
-        self, buf: Buffer | Sequence[Buffer], code: int, imm: int | None = None
+        self, buf: Buffer | SGE | Sequence[Buffer], code: int, imm: int | None = None
     ) -> None:
         """Go on with a send that C has not done: in another loop or thread, or with an errno."""
         if code > 0:
@@ -238,10 +242,19 @@ class Connection:
         if imm is not None:
             imm = fitting("imm", imm, 32)
         self._check_loop()
+        part: SGE | None = None
         if isinstance(buf, list | tuple):
             buf = joined("a message", buf)
+        elif isinstance(buf, SGE):
+            self._one_sided.require_shared(buf)
+            part, buf = buf, buf.mr.view[buf.offset : buf.offset + len(buf)]
         payload = bytes_of("a message", buf)
         try:
+            if part is not None and len(part) > COPIED_BYTES and not self.config.raw:
+                self._sender.require_open()
+                opening = self._one_sided.opening_for_message(part)
+                await self._large.exposer.send(payload, imm, opening)
+                return
             code = self._state.send_buffer(payload, imm)
             if code > 0:
                 self._link.check(code)
@@ -596,7 +609,7 @@ class Connection:
 
     def expose(
         self,
-        buf: Buffer | int,
+        buf: Buffer | int | SGE,
         *,
         read: bool = False,
         write: bool = False,
@@ -612,14 +625,21 @@ class Connection:
 
         Args:
             buf: A buffer, or a number of bytes for fresh memory; writable unless only for reading.
+                Or a part of the `Memory` that the connection shares, which is not registered anew;
+                `Memory` says what its leases are worth with which adapter.
             read: The peer may read.
             write: The peer may write.
             atomic: The peer may use atomics; NotSupportedError on iWARP.
             timeout_s: Seconds after which the lease ends even if the block has not; None: never.
 
         Raises:
-            TypeError, ValueError: No buffer, no right at all, or a time-out that is not positive.
+            TypeError, ValueError: No buffer, no right at all, a time-out that is not positive, or a
+                part of other memory than that which the connection shares.
             BufferError: The buffer is read-only, and not only for reading.
+            NotSupportedError: The adapter does not hold leases to their parts, and the peers are
+                not trusted with the rights.
+            ResourceBusyError: The part overlaps a part that is lent to another connection, and one
+                of both is for writing (when the block is entered).
             OSError: The memory cannot be registered (when the block is entered).
             ResourceClosedError, ConnectionLostError: The connection is over.
 
@@ -630,8 +650,9 @@ class Connection:
         rights = rights_of(
             self._link.context, buf, read=read, write=write, atomic=atomic, timeout_s=timeout_s
         )
-        memory = self._one_sided.memory
-        return Lease(self._link, self._outcome, memory, buf, rights, timeout_s)
+        if isinstance(buf, SGE):
+            self._one_sided.require_shared(buf, rights)
+        return Lease(self._link, self._outcome, self._one_sided, buf, rights, timeout_s)
 
     async def flush(self) -> None:
         """Wait until every message sent so far has reached the peer's adapter.
@@ -901,7 +922,7 @@ class Connection:
             threshold = self.config.rendezvous_threshold
             self._state.fragmented_size = min(threshold, limit, COPIED_BYTES)
         if hello.knows_landings and not self._link.context.is_iwarp:
-            allow_landings(self._state, self.config, limit)
+            allow_landings(self._state, self.config, limit, alone=self._link.own_pd)
         self._state.credits += hello.recv_depth
         if self._state.queued or self._state.has_pending:
             self._sender.room()

@@ -39,6 +39,7 @@ from aiordma.logs import Log, log_of
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.byte_budget import AHEAD
 from aiordma.memory.elastic import ElasticArena
+from aiordma.memory.shared import Memory
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access, QPAttrMask, SendFlags
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
@@ -137,12 +138,13 @@ class Link(AdapterSide):
     Made by `open`; `start` begins to receive.
 
     Attributes:
+        memory: The memory in whose protection domain it is; None: the domain is its own.
         state: Messages, credits and operations.
         slots: Memory of short messages, of the peer and to the peer.
         buffers: Memory of large messages.
     """
 
-    __slots__ = ("_rights", "buffers", "slots", "state")
+    __slots__ = ("_rights", "buffers", "memory", "slots", "state")
 
     _owner: LinkOwner | None
 
@@ -156,8 +158,11 @@ class Link(AdapterSide):
         slots: Slots,
         qp: QueuePair,
         plan: Plan,
+        memory: Memory | None,
     ) -> None:
         super().__init__(cm_id, context, slots.completions, pd, qp)
+        self.memory: Memory | None = memory
+        self.own_pd = memory is None
         config = plan.config
         self.slots: Slots = slots
         self.state: MessageState = MessageState(
@@ -181,10 +186,18 @@ class Link(AdapterSide):
         slots.serve_with(self.buffers)
 
     @classmethod
-    async def open(cls, cm_id: ConnectionId, config: ConnectionConfig) -> Link:
+    async def open(
+        cls, cm_id: ConnectionId, config: ConnectionConfig, memory: Memory | None = None
+    ) -> Link:
         """Allocate everything on the device of `cm_id`.
 
+        Args:
+            cm_id: The connection id.
+            config: Numbers.
+            memory: To be in its protection domain; None for a domain of its own.
+
         Raises:
+            RuntimeError, ResourceClosedError: The memory is not open.
             OSError: Out of memory that may be pinned, descriptors or adapter resources.
 
         Cancellation: the resources are destroyed.
@@ -196,18 +209,18 @@ class Link(AdapterSide):
         pd: ProtectionDomain | None = None
         slots: Slots | None = None
         try:
-            pd = ProtectionDomain(context)
+            pd = ProtectionDomain(context) if memory is None else memory._domain(context)
             slots = await Slots.open(pd, common, plan)
             cm_id.policy = plan.policy
             qp = _create_qp(cm_id, pd, slots, common)
         except BaseException:
             if slots is not None:
                 slots.abandon()
-            if pd is not None:
+            if pd is not None and memory is None:
                 pd.close()
             release()
             raise
-        link = cls(cm_id, context, pd, slots, qp, plan)
+        link = cls(cm_id, context, pd, slots, qp, plan, memory)
         link._at_close.append(release)
         return link
 
@@ -463,8 +476,15 @@ class Landings:
         return region, view
 
 
-def allow_landings(state: MessageState, config: ConnectionConfig, limit: int) -> None:
-    """Use landings from now on: both sides know them, and the peer takes up to `limit` bytes."""
+def allow_landings(
+    state: MessageState, config: ConnectionConfig, limit: int, *, alone: bool
+) -> None:
+    """Use landings from now on: both sides know them, and the peer takes up to `limit` bytes.
+
+    Unless the connection is `alone` in its protection domain it offers none: the peers of others
+    could write there.
+    """
     threshold = min(config.rendezvous_threshold, LANDING_SIZES[-1])
     state.written_size = min(threshold, limit)
-    state.landed_size = min(threshold, config.max_message_size)
+    if alone:
+        state.landed_size = min(threshold, config.max_message_size)

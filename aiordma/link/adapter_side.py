@@ -85,12 +85,13 @@ class AdapterSide:
         completions: How they come.
         posted: Work requests whose completion has not arrived.
         failure: First cause of the connection's end, or None.
+        own_pd: Whether the protection domain ends with the connection.
     """
 
     __slots__ = (
         "__weakref__", "_at_close", "_idle", "_owner", "_parts", "_qp_handle", "_thread",
-        "_unexplained", "closed", "cm_id", "completions", "context", "failure", "loop", "pd",
-        "posted", "qp",
+        "_unexplained", "closed", "cm_id", "completions", "context", "failure", "loop", "own_pd",
+        "pd", "posted", "qp",
     )  # fmt: skip
 
     _owner: Owner | None
@@ -109,6 +110,7 @@ class AdapterSide:
         self.context: Context = context
         self.completions: Completions = completions
         self.pd: ProtectionDomain = pd
+        self.own_pd: bool = True
         self.qp: QueuePair = qp
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.posted: int = 0
@@ -311,7 +313,8 @@ class AdapterSide:
         self.qp._on_first_failure = None
         self.qp.close()
         self._parts = self._give_back()
-        self.pd.close()
+        if self.own_pd:
+            self.pd.close()
         self.cm_id.close()
         functions, self._at_close = self._at_close, []
         for function in functions:
@@ -344,7 +347,8 @@ class AdapterSide:
         try:
             with Limit(_DESTROY_S):
                 # Mostly only the first wait takes time: the others end with the queue pair.
-                ending: tuple[Closing, ...] = (self.qp, *self._parts, self.pd, self.cm_id)
+                domain = (self.pd,) if self.own_pd else ()
+                ending: tuple[Closing, ...] = (self.qp, *self._parts, *domain, self.cm_id)
                 for resource in ending:
                     try:
                         await resource.wait_closed()

@@ -20,6 +20,7 @@ from aiordma.link.source import source_of
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.byte_budget import PROCESS_BUDGET, Account, ByteBudget
 from aiordma.memory.large_memory import LargeMemory, large_memory
+from aiordma.memory.lent import LentPart
 from aiordma.memory.pool import BufferPool
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
@@ -81,7 +82,7 @@ class Buffers:
         self._account: Account | None = None
         self._memory: LargeMemory | None = None
         self._let_memory_go: Callable[[], None] | None = None
-        self._pinned: dict[MemoryRegion, None] = {}
+        self._pinned: dict[MemoryRegion | LentPart, None] = {}
         self._closed = False
         self.budget: ByteBudget = PROCESS_BUDGET
         self.in_the_open: bool = pd.context.is_iwarp
@@ -133,8 +134,8 @@ class Buffers:
         """Bytes of its account; in any thread."""
         return 0 if self._account is None else self._account.pinned
 
-    def pin(self, region: MemoryRegion) -> None:
-        """Keep a region registered until `unpin`, or until the queue pair is gone.
+    def pin(self, region: MemoryRegion | LentPart) -> None:
+        """Keep a region registered, or a lent part open, until `unpin`, or until the queue pair is gone.
 
         Raises:
             ForkedError: This process was forked from the connection's.
@@ -145,7 +146,7 @@ class Buffers:
         region._retain()
         self._pinned[region] = None
 
-    def unpin(self, region: MemoryRegion) -> None:
+    def unpin(self, region: MemoryRegion | LentPart) -> None:
         """The adapter is done with the region."""
         if region in self._pinned:
             del self._pinned[region]
