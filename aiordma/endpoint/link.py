@@ -419,7 +419,7 @@ class Link(AdapterSide):
         self.state.python = True  # recv() asks Python first, which refuses
 
     def _give_back(self) -> Sequence[Closing]:
-        parts = self.slots.close(self.qp)
+        parts = [*self.slots.close(self.qp), *self.buffers.lent_parts]
         self.buffers.close(self.qp)
         return parts
 

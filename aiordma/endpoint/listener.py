@@ -106,7 +106,11 @@ def listen(
         addresses = choose(addresses, ipv6_only=ipv6_only)
         addresses = await require_device(addresses, config.connect_timeout_s)
         return Listener(
-            addresses, backlog if backlog > 0 else _BACKLOG, config, limits or DEFAULT_LIMITS, memory
+            addresses,
+            backlog if backlog > 0 else _BACKLOG,
+            config,
+            limits or DEFAULT_LIMITS,
+            memory,
         )
 
     return Opening(open_(), "listen")
@@ -511,7 +515,9 @@ async def _made(
 ) -> Connection:
     """Make the connection, answer, and wait until the client has confirmed, and has greeted."""
     plan, event, hello = plan_of(config), request.event, request.greeting
-    link = await request.open(functools.partial(Link.open, config=config, memory=memory), plan.pinned)
+    link = await request.open(
+        functools.partial(Link.open, config=config, memory=memory), plan.pinned
+    )
     link.buffers.budget = listener._budget
     try:
         connection = Connection(link, config)

@@ -55,6 +55,7 @@ from aiordma.errors import (
     ConnectionLostError,
     FlushedError,
     NotSupportedError,
+    ResourceClosedError,
     completion_error,
 )
 from aiordma.loop.timers import Timer, call_later
@@ -463,6 +464,8 @@ class OneSided:
     def _close_memory(self) -> None:
         for region in self.memory:
             region.close()
+        if not self._link.own_pd:  # the domain, for which a connection waits, has no other memory
+            self._link.wait_for(self.memory)
         self.memory.clear()
 
     def _local(self, buffer: Any, *, writable: bool) -> memoryview | SGE:

@@ -502,9 +502,7 @@ class Exposer:
         error.hint = hint
         raise error
 
-    async def _exposed(
-        self, payload: memoryview, imm: int | None, opening: Opening | None
-    ) -> None:
+    async def _exposed(self, payload: memoryview, imm: int | None, opening: Opening | None) -> None:
         state = self._link.state
         state.large_waiting += 1  # a later message does not go past it in fragments
         try:

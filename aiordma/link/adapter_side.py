@@ -20,7 +20,7 @@ import contextlib
 import errno
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Protocol
 
 from aiordma.cm.address import Address
@@ -334,6 +334,10 @@ class AdapterSide:
             function()
         else:
             self._at_close.append(function)
+
+    def wait_for(self, parts: Iterable[Closing]) -> None:
+        """Have `wait_closed` wait for these, too; in a function of `at_close`."""
+        self._parts = (*self._parts, *parts)
 
     def when_gone(self, function: Callable[[], None]) -> None:
         """Have `function` called in the loop's thread when the queue pair is gone."""

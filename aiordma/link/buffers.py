@@ -134,6 +134,11 @@ class Buffers:
         """Bytes of its account; in any thread."""
         return 0 if self._account is None else self._account.pinned
 
+    @property
+    def lent_parts(self) -> list[LentPart]:
+        """The pinned parts of a shared memory, which do not end with the protection domain."""
+        return [region for region in self._pinned if isinstance(region, LentPart)]
+
     def pin(self, region: MemoryRegion | LentPart) -> None:
         """Keep a region registered, or a lent part open, until `unpin`, or until the queue pair is gone.
 

@@ -30,7 +30,7 @@ from numbers import Integral
 from typing import Any, Protocol, Self
 
 from aiordma.arguments import Buffer, check_kind, fitting
-from aiordma.cm.devices import OpenDevice
+from aiordma.cm.devices import find_device
 from aiordma.errors import (
     NotSupportedError,
     ResourceBusyError,
@@ -173,25 +173,15 @@ class Memory:
             raise _closed_error()
         self._opening = True
         try:
-            device = await call_blocking(
-                lambda: OpenDevice(self._device), undo=OpenDevice.close
-            )
-            try:
-                await self._register(device)
-            except BaseException:
-                if self._region is None:
-                    device.close()
-                raise
+            handle = await call_blocking(lambda: find_device(self._device), undo=lambda _: None)
+            await self._register(Context.borrow(handle))
         finally:
             self._opening = False
 
-    async def _register(self, device: OpenDevice) -> None:
-        context = device.context
+    async def _register(self, context: Context) -> None:
         self._windows = windows_of(context)
         self._loop = asyncio.get_running_loop()
         pd = ProtectionDomain(context)
-        # Not before the domain is gone, and whichever thread that is.
-        pd._gone.add_done_callback(lambda _: device.close())
         try:
             region = await MemoryRegion.register(pd, self._buffer, self._access(context))
         except BaseException:
@@ -388,7 +378,7 @@ class Memory:
         """Deregister the memory.  Idempotent.
 
         Raises:
-            ResourceBusyError: Parts are lent, or connections that share the memory are open: end
+            ResourceBusyError: Connections that share the memory are open, perhaps with leases: end
                 those first.  Nothing was done.
             TimeoutError: The adapter has not let go of it within a minute; it goes on.
             OSError: The C library refused.
@@ -409,10 +399,9 @@ class Memory:
 
     def _refuse_while_used(self) -> None:
         users = sum(each._stage == "open" for each in self._sharers)
-        for count, what in ((users, "connections share it"), (self.leases, "parts are lent")):
-            if count:
-                msg = f"the memory cannot be closed: {count} {what}"
-                raise ResourceBusyError(errno.EBUSY, msg)
+        if users:
+            msg = f"the memory cannot be closed: {users} connections share it, {self.leases} leases"
+            raise ResourceBusyError(errno.EBUSY, msg)
 
     def _abort(self, *stages: str) -> None:
         for sharer in list(self._sharers):

@@ -83,7 +83,13 @@ def serve(
         raise TypeError(msg)
     check_seconds("grace_s", grace_s, zero=True, none=False)
     opening = listen(
-        host, port, backlog=backlog, config=config, memory=memory, ipv6_only=ipv6_only, limits=limits
+        host,
+        port,
+        backlog=backlog,
+        config=config,
+        memory=memory,
+        ipv6_only=ipv6_only,
+        limits=limits,
     )
 
     async def open_() -> Server:
