@@ -1,4 +1,4 @@
-"""The devices as librdmacm has opened them, for memory that is registered before it is connected."""
+"""The devices as librdmacm has opened them, for memory that is registered before a connection."""
 
 from __future__ import annotations
 

@@ -146,8 +146,6 @@ class Connection:
         self._peer_loop: tuple[str, bytes] | None = None
         self._facts: dict[str, Any] = {}
         self._ending = Ending(link)
-        if link.memory is not None:
-            link.memory._join(self)
         # Made at first use: at the end, and for the connections that do not have messages only.
         self._own_goodbye: Goodbye | None = None
         self._own_large: LargeMessages | None = None
@@ -242,27 +240,21 @@ class Connection:
         if imm is not None:
             imm = fitting("imm", imm, 32)
         self._check_loop()
-        part: SGE | None = None
+        opening = None
         if isinstance(buf, list | tuple):
             buf = joined("a message", buf)
         elif isinstance(buf, SGE):
-            self._one_sided.require_shared(buf)
-            part, buf = buf, buf.mr.view[buf.offset : buf.offset + len(buf)]
+            buf, opening = self._one_sided.message_of(buf)
         payload = bytes_of("a message", buf)
         try:
-            if part is not None and len(part) > COPIED_BYTES and not self.config.raw:
-                self._sender.require_open()
-                opening = self._one_sided.opening_for_message(part)
-                await self._large.exposer.send(payload, imm, opening)
-                return
-            code = self._state.send_buffer(payload, imm)
+            code = -1 if opening else self._state.send_buffer(payload, imm)
             if code > 0:
                 self._link.check(code)
             elif code and payload.nbytes <= self._state.eager_size:
                 await self._sender.data(payload, imm)
-            elif code and not self._sender.in_fragments(payload, imm):
+            elif code and (opening or not self._sender.in_fragments(payload, imm)):
                 self._sender.require_open()
-                await self._large.exposer.send(payload, imm)
+                await self._large.exposer.send(payload, imm, opening)
         except BaseException:
             # The exception keeps this frame, and would keep the caller's buffer exported.
             payload.release()
@@ -650,9 +642,11 @@ class Connection:
         rights = rights_of(
             self._link.context, buf, read=read, write=write, atomic=atomic, timeout_s=timeout_s
         )
+        own, lend = self._one_sided, None
         if isinstance(buf, SGE):
-            self._one_sided.require_shared(buf, rights)
-        return Lease(self._link, self._outcome, self._one_sided, buf, rights, timeout_s)
+            own.require_shared(buf, rights)
+            lend = own.lend
+        return Lease(self._link, self._outcome, own.memory, buf, rights, timeout_s, lend)
 
     async def flush(self) -> None:
         """Wait until every message sent so far has reached the peer's adapter.

@@ -16,11 +16,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiordma.arguments import check_seconds
 from aiordma.endpoint.link import Link
-from aiordma.endpoint.one_sided import OneSided
 from aiordma.endpoint.outcome import Outcome
 from aiordma.errors import NotSupportedError, ResourceClosedError
 from aiordma.logs import log_of
@@ -78,8 +78,9 @@ class Lease:
     __slots__ = (
         "__weakref__",
         "_buffer",
+        "_lend",
         "_link",
-        "_one_sided",
+        "_memory",
         "_open",
         "_outcome",
         "_region",
@@ -94,15 +95,17 @@ class Lease:
         self,
         link: Link,
         outcome: Outcome,
-        one_sided: OneSided,
+        memory: set[MemoryRegion | LentPart],
         buffer: Any,
         rights: Access,
         timeout: float | None,
+        lend: Callable[[SGE, Access], Awaitable[LentPart]] | None = None,
     ) -> None:
         self._region: RemoteRegion | None = None
         self._link = link
         self._outcome = outcome
-        self._one_sided = one_sided
+        self._memory = memory
+        self._lend = lend
         self._buffer = buffer
         self._rights = rights
         self._timeout = timeout
@@ -136,8 +139,8 @@ class Lease:
             raise RuntimeError(msg)
         buffer, self._buffer = self._buffer, None
         opened: MemoryRegion | LentPart
-        if isinstance(buffer, SGE):
-            opened = await self._one_sided.lend(buffer, self._rights)
+        if self._lend is not None:
+            opened = await self._lend(buffer, self._rights)
         else:
             access = self._rights
             if access & _WRITES:
@@ -145,7 +148,7 @@ class Lease:
             with self._outcome.explaining():
                 opened = await self._link.register(buffer, access)
         self._open = opened
-        self._one_sided.keep(opened)
+        self._memory.add(opened)
         self._link.open_access(self._rights)
         region = RemoteRegion(opened.addr, opened.length, opened.rkey, self._rights)
         self._region = region
@@ -163,7 +166,7 @@ class Lease:
             self._timer.cancel()
             self._timer = None
         opened.close()
-        self._one_sided.memory.discard(opened)
+        self._memory.discard(opened)
         wait = functools.partial(opened.wait_closed, _REVOKE_S)
         self._revoking = background.start(self._link.loop, wait)
         if self._revoking is None:  # the loop is ending, and the connection with it

@@ -39,7 +39,7 @@ from aiordma.logs import Log, log_of
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.byte_budget import AHEAD
 from aiordma.memory.elastic import ElasticArena
-from aiordma.memory.shared import Memory
+from aiordma.memory.shared import Memory, Sharer
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access, QPAttrMask, SendFlags
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
@@ -93,7 +93,7 @@ def _create_qp(
     return qp
 
 
-class LinkOwner(Owner, Protocol):
+class LinkOwner(Owner, Sharer, Protocol):
     """A connection, as its link sees it."""
 
     def _on_sent(self, slot: int) -> None:
@@ -138,13 +138,12 @@ class Link(AdapterSide):
     Made by `open`; `start` begins to receive.
 
     Attributes:
-        memory: The memory in whose protection domain it is; None: the domain is its own.
         state: Messages, credits and operations.
         slots: Memory of short messages, of the peer and to the peer.
         buffers: Memory of large messages.
     """
 
-    __slots__ = ("_rights", "buffers", "memory", "slots", "state")
+    __slots__ = ("_rights", "buffers", "slots", "state")
 
     _owner: LinkOwner | None
 
@@ -161,8 +160,6 @@ class Link(AdapterSide):
         memory: Memory | None,
     ) -> None:
         super().__init__(cm_id, context, slots.completions, pd, qp)
-        self.memory: Memory | None = memory
-        self.own_pd = memory is None
         config = plan.config
         self.slots: Slots = slots
         self.state: MessageState = MessageState(
@@ -181,7 +178,7 @@ class Link(AdapterSide):
         if config.wait != "event" and (spins := self.completions.spins(config, 2)):
             self.state.spin_with(*spins)
         window = config.rendezvous_window * COPIED_BYTES
-        self.buffers: Buffers = Buffers(cm_id, pd, config.receive_buffer_size, window)
+        self.buffers: Buffers = Buffers(cm_id, pd, config.receive_buffer_size, window, memory)
         self._rights: _Rights | None = None  # made for the first right
         slots.serve_with(self.buffers)
 
@@ -224,9 +221,21 @@ class Link(AdapterSide):
         link._at_close.append(release)
         return link
 
+    @property
+    def memory(self) -> Memory | None:
+        """The memory in whose protection domain it is; None: the domain is its own."""
+        return self.buffers.shared
+
+    @property
+    def own_pd(self) -> bool:
+        """Whether the protection domain ends with the connection."""
+        return self.buffers.shared is None
+
     def start(self, owner: LinkOwner) -> None:
         """Begin to take completions, call `owner` for them, and post all receives."""
         self._owner = owner
+        if self.memory is not None:
+            self.memory._join(owner)
         self._begin()
         self._bind()
         self.completions.let_c_take(self.state, self.state)

@@ -49,7 +49,7 @@ from typing import Any
 from aiordma._core import LARGEST_REQUEST, MessageState, Operation
 from aiordma.arguments import bytes_of, fitting
 from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.link import Link, lent
+from aiordma.endpoint.link import COPIED_BYTES, Link, lent
 from aiordma.endpoint.outcome import Outcome
 from aiordma.errors import (
     ConnectionLostError,
@@ -312,16 +312,17 @@ class OneSided:
 
     Attributes:
         operations: The requests.
-        memory: What the connection closes at its end: the program's regions, and the regions and
-            lent parts of leases.
+        memory: The memory that the connection closes at its end: regions of the program, and
+            regions and lent parts of leases.
     """
 
-    __slots__ = ("_cache", "_link", "_outcome", "memory", "operations")
+    __slots__ = ("_cache", "_link", "_outcome", "_raw", "memory", "operations")
 
     def __init__(self, link: Link, config: ConnectionConfig, outcome: Outcome) -> None:
         self._link = link
         self.operations: Operations = Operations(link, config, outcome)
         self._outcome = outcome
+        self._raw = config.raw
         self.memory: set[MemoryRegion | LentPart] = set()
         link.at_close(self._close_memory)
         self._cache: RegistrationCache | None = None
@@ -401,13 +402,9 @@ class OneSided:
             access |= self._landing()
         with self._outcome.explaining():
             region = await self._link.register(buf, access)
-        self.keep(region)
-        return region
-
-    def keep(self, region: MemoryRegion | LentPart) -> None:
-        """Have the connection close it at its end."""
         self.memory.difference_update([known for known in self.memory if known.closed])
         self.memory.add(region)
+        return region
 
     def require_shared(self, part: SGE, rights: Access | None = None) -> Memory:
         """The memory that the connection shares, if `part` is of it.
@@ -455,11 +452,20 @@ class OneSided:
             raise
         return lent_part
 
-    def opening_for_message(self, part: SGE) -> Callable[[], Awaitable[LentPart]] | None:
-        """A function that opens a part for a message; None if a message has to be registered."""
-        if not self.require_shared(part)._gives(Access.REMOTE_READ):
-            return None
-        return functools.partial(self.lend, part, Access.REMOTE_READ, message=True)
+    def message_of(self, part: SGE) -> tuple[memoryview, Callable[[], Awaitable[LentPart]] | None]:
+        """The bytes of a part that is sent, and a function that opens it to the peer.
+
+        None in place of the function if the message goes as any other: it is copied, or the adapter
+        would open more than the peers are trusted with.
+
+        Raises:
+            ValueError: The part is of other memory.
+        """
+        memory = self.require_shared(part)
+        view = part.mr.view[part.offset : part.offset + len(part)]
+        if self._raw or len(part) <= COPIED_BYTES or not memory._gives(Access.REMOTE_READ):
+            return view, None
+        return view, functools.partial(self.lend, part, Access.REMOTE_READ, message=True)
 
     def _close_memory(self) -> None:
         for region in self.memory:

@@ -576,7 +576,7 @@ class Exposer:
         try:
             self._link.buffers.pin(region)
         except BaseException:  # closed meanwhile
-            if copied:
+            if copied and isinstance(region, MemoryRegion):
                 self._link.buffers.outgoing.give(region)
             self._over(turn)
             raise

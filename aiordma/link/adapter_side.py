@@ -85,13 +85,12 @@ class AdapterSide:
         completions: How they come.
         posted: Work requests whose completion has not arrived.
         failure: First cause of the connection's end, or None.
-        own_pd: Whether the protection domain ends with the connection.
     """
 
     __slots__ = (
         "__weakref__", "_at_close", "_idle", "_owner", "_parts", "_qp_handle", "_thread",
-        "_unexplained", "closed", "cm_id", "completions", "context", "failure", "loop", "own_pd",
-        "pd", "posted", "qp",
+        "_unexplained", "closed", "cm_id", "completions", "context", "failure", "loop", "pd",
+        "posted", "qp",
     )  # fmt: skip
 
     _owner: Owner | None
@@ -110,7 +109,6 @@ class AdapterSide:
         self.context: Context = context
         self.completions: Completions = completions
         self.pd: ProtectionDomain = pd
-        self.own_pd: bool = True
         self.qp: QueuePair = qp
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.posted: int = 0
@@ -134,6 +132,11 @@ class AdapterSide:
         """In a forked child: the rings are shared with the parent, so nothing may be posted."""
         self.closed = self.completions.over = True
         self._qp_handle = None
+
+    @property
+    def own_pd(self) -> bool:
+        """Whether the protection domain ends with the connection."""
+        return True
 
     def _begin(self) -> None:
         """Have completions delivered; the owner is there."""

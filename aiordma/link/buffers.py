@@ -22,6 +22,7 @@ from aiordma.memory.byte_budget import PROCESS_BUDGET, Account, ByteBudget
 from aiordma.memory.large_memory import LargeMemory, large_memory
 from aiordma.memory.lent import LentPart
 from aiordma.memory.pool import BufferPool
+from aiordma.memory.shared import Memory
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
@@ -59,8 +60,10 @@ class Buffers:
         pd: Protection domain.
         incoming_size: Bytes of buffers for messages of the peer that are kept for the next message.
         outgoing_size: Likewise, for messages that the peer reads.
+        shared: The memory in whose protection domain the connection is, if any.
 
     Attributes:
+        shared: As the argument.
         budget: Counts large messages; a listener sets its own before they can come.
         in_the_open: Whether the peer may write where its data land, for as long as that is
             registered.
@@ -68,11 +71,16 @@ class Buffers:
 
     __slots__ = (
         "_account", "_closed", "_cm_id", "_incoming", "_let_memory_go", "_memory", "_outgoing",
-        "_pd", "_pinned", "_sizes", "budget", "in_the_open",
+        "_pd", "_pinned", "_sizes", "budget", "in_the_open", "shared",
     )  # fmt: skip
 
     def __init__(
-        self, cm_id: ConnectionId, pd: ProtectionDomain, incoming_size: int, outgoing_size: int
+        self,
+        cm_id: ConnectionId,
+        pd: ProtectionDomain,
+        incoming_size: int,
+        outgoing_size: int,
+        shared: Memory | None = None,
     ) -> None:
         self._cm_id = cm_id
         self._pd = pd
@@ -82,6 +90,7 @@ class Buffers:
         self._account: Account | None = None
         self._memory: LargeMemory | None = None
         self._let_memory_go: Callable[[], None] | None = None
+        self.shared: Memory | None = shared
         self._pinned: dict[MemoryRegion | LentPart, None] = {}
         self._closed = False
         self.budget: ByteBudget = PROCESS_BUDGET
@@ -140,7 +149,7 @@ class Buffers:
         return [region for region in self._pinned if isinstance(region, LentPart)]
 
     def pin(self, region: MemoryRegion | LentPart) -> None:
-        """Keep a region registered, or a lent part open, until `unpin`, or until the queue pair is gone.
+        """Keep a region registered until `unpin`, or until the queue pair is gone; a part, open.
 
         Raises:
             ForkedError: This process was forked from the connection's.

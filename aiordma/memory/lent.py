@@ -5,9 +5,10 @@ Theory of operation
     rights of the lease, which ends with the window.  The region behind it gives no remote right at
     all.  Elsewhere the peer gets the key of the region, which ends with the region.
 
-    A part that a peer may write to is lent to no other connection meanwhile: each of them relies
-    on what the other does not do.  Parts for reading and for atomics overlap as they like, because
-    readers do not disturb one another, and an adapter carries out atomics one after the other.
+    A part that a peer may write to is lent to no other connection meanwhile: a program relies on
+    it that bytes do not change between two reads of them.  Parts for reading and for atomics
+    overlap as they like, because readers do not disturb one another, and an adapter carries out
+    atomics one after the other.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class LentPart:
     Args:
         part: The part.
         rights: The peer's.
-        owner: The connection, or what stands for it: its own parts may overlap.
+        owner: An object of the connection: its own parts may overlap.
         window: Opens it; None where the peer has the key of the region.
         over: Called in the loop's thread when the peer has no access any more; once.
 

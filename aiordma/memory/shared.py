@@ -4,13 +4,14 @@ Theory of operation
     An adapter finds memory by a key that is valid in one protection domain, and a queue pair is in
     one domain.  So connections that are to use one registration have to be in its domain, with all
     that they register for themselves: the connections that were made with the memory, and no
-    others (docs/adr/shared-memory.md tells what that gives away).
+    others (docs/adr/shared-memory.md has the price).
 
     A part is lent by a window of the adapter (`LentPart`).  A window of type 2 serves a single
     queue pair; but on Soft-RoCE a peer that invalidates such a window twice crashes the kernel, so
     that windows are of type 1 there, which any queue pair of the domain can use; and their bounds
-    are not enforced.  Software iWARP has no windows.  What an adapter does not enforce is lent only
-    as far as the program trusts its peers with all of the memory (`trusted`).
+    are not enforced.  Software iWARP has no windows.  Where an adapter does not hold a lease to its
+    part, a part is lent only with rights with which the program trusts its peers in all of the
+    memory (`trusted`).
 
     The bytes count as those that connections pin from their beginning on (`memlock.FIRST`), so that
     the budgets of messages are parts of the rest.
@@ -51,7 +52,7 @@ from aiordma.verbs.mr import SGE, MemoryRegion, check_memory
 from aiordma.verbs.mw import MemoryWindow
 from aiordma.verbs.pd import ProtectionDomain
 
-__all__ = ["Memory", "check_shared"]
+__all__ = ["Memory", "Sharer", "check_shared"]
 
 _log = log_of("memory")
 _WRITES = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
@@ -90,18 +91,19 @@ class Memory:
     (`Connection.expose`): each lease has rights of its own, and ends by itself, with its block or
     with its connection.  `view` has the bytes.
 
-    The connections share a protection domain, so that a key of one is valid for the peers of all.
-    What that gives away depends on the adapter:
+    The connections share a protection domain, in which a key of one connection is valid for the
+    peers of all.  How far a lease holds depends on the adapter:
 
     - With memory windows of type 2 a lease is for its peer, its part and its time alone
       (`guarded`).
     - Soft-RoCE enforces rights and time of a lease, but neither its bounds nor whose it is: a peer
       with a lease reaches all of the memory with the rights of that lease, until it ends.
     - Software iWARP has no windows: a peer that knows the key reaches all of the memory, with the
-      rights `trusted`, until the memory is closed; that a lease has ended takes nothing from it but
-      its own connection, once that is closed.  What such a peer may write it may also read.
-    - With any adapter, a peer that guesses keys may read the large messages that this side is
-      sending to others.  No other memory of a connection is open to the peers of others.
+      rights `trusted`, until the memory is closed, by any connection to it.  The end of a lease
+      takes nothing from the peer.  A peer that may write there may also read.
+    - With any adapter, a peer that guesses keys reaches more memory of the connections, as far as
+      their own peers may: buffers that they expose, and large messages on their way to a peer; on
+      iWARP also those that arrive.
 
     Args:
         memory: A contiguous buffer, such as a bytearray, a numpy array or an mmap, which stays
@@ -120,7 +122,8 @@ class Memory:
         ValueError: The buffer is empty or not contiguous, or `trusted` has another flag.
         BufferError: The buffer is read-only, and `trusted` has a right to write.
 
-    It belongs to the event loop that has opened it.
+    It belongs to the event loop that has opened it.  At the end of the `async with` block no
+    connection may be open that shares it; after an exception those that are open are aborted.
     """
 
     def __init__(
@@ -187,6 +190,10 @@ class Memory:
         except BaseException:
             pd.close()
             raise
+        if self._closed:  # meanwhile
+            region.close()
+            pd.close()
+            raise _closed_error()
         FIRST.count(region.length)
         region._gone.add_done_callback(functools.partial(_unpinned, region.length))
         self._region, self._buffer = region, None

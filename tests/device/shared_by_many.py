@@ -1,4 +1,4 @@
-"""One registered memory, of which many connections lease parts, between programs without privileges.
+"""A registered memory, parts of which many connections lease, between unprivileged programs.
 
 `share` starts a server and a client as processes of their own.  The server registers 256 MiB, and
 leases a part of its own to each connection: the connections with an even number for reading, the
@@ -68,7 +68,7 @@ def regions_of(length: int) -> int:
 class Server(End):
     """Leases a part of its memory to each client."""
 
-    memory: aiordma.Memory
+    shared: aiordma.Memory
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -79,14 +79,14 @@ class Server(End):
 
     async def serve(self, connection: aiordma.Connection) -> None:
         number, self.came = self.came, self.came + 1
-        part = self.memory[number * self.size : (number + 1) * self.size]
+        part = self.shared[number * self.size : (number + 1) * self.size]
         async with connection.expose(part, read=True, write=bool(number % 2)) as region:
             await connection.send(region.to_bytes(), imm=number)
             async for _ in connection:
                 raise AssertionError
 
     async def count(self) -> Figures:
-        memory = self.memory
+        memory = self.shared
         return {
             "leases": memory.leases, "connections": memory.connections, "pinned": status("VmPin"),
             "regions": regions_of(SIZE), "descriptors": descriptors(),
@@ -94,7 +94,7 @@ class Server(End):
 
     async def written(self) -> Figures:
         """How many parts have the bytes that their connection has written."""
-        view, size = self.memory.view, self.size
+        view, size = self.shared.view, self.size
         return {
             "written": sum(
                 view[n * size + STAMP : n * size + 2 * STAMP] == stamp(-n)
@@ -107,11 +107,11 @@ class Server(End):
             max_connections=self.number * 4 // 3 + 64,
             max_connections_per_source=self.number + 16,
         )
-        async with aiordma.Memory(SIZE, trusted=READ | WRITE) as self.memory:
+        async with aiordma.Memory(SIZE, trusted=READ | WRITE) as self.shared:
             for n in range(SIZE // self.size):
-                self.memory.view[n * self.size : n * self.size + STAMP] = stamp(n)
+                self.shared.view[n * self.size : n * self.size + STAMP] = stamp(n)
             async with aiordma.serve(
-                self.serve, address, 0, limits=limits, memory=self.memory
+                self.serve, address, 0, limits=limits, memory=self.shared
             ) as server:
                 print(server.port, flush=True)
                 await self.follow({"count": self.count, "written": self.written})
@@ -130,7 +130,7 @@ class Client(End):
     async def one(self) -> tuple[int, aiordma.Connection, aiordma.RemoteRegion]:
         connection = await aiordma.connect(*self.where)
         with await connection.recv() as message:
-            region = aiordma.RemoteRegion.from_bytes(message)
+            region = aiordma.RemoteRegion.from_bytes(bytes(message))
             assert message.imm is not None
             return message.imm, connection, region
 
@@ -251,11 +251,8 @@ def share(address: str, number: int, loop: str) -> Iterator[tuple[str, Figures]]
 def _until_left(server: Process, count: int) -> None:
     """Ask until so many are left: the server learns of the end of a connection by an event."""
     deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline:
-        told = server.ask("count")
-        if told["leases"] == told["connections"] == count:
-            return
-    raise AssertionError(told)
+    while (told := server.ask("count"))["leases"] != count or told["connections"] != count:
+        assert time.monotonic() < deadline, told
 
 
 if __name__ == "__main__":

@@ -61,11 +61,13 @@ class Careless(kv.Store):
 
 @contextlib.asynccontextmanager
 async def serving(store: kv.Store, address: str) -> AsyncIterator[int]:
-    handler = functools.partial(kv.talk, store)
     config = kv.config_for(len(store.memory))
     async with (
         asyncio.timeout(LIMIT_S),
-        aiordma.serve(handler, address, 0, config=config) as server,
+        kv.shared(store) as memory,
+        aiordma.serve(
+            functools.partial(kv.talk, store, memory), address, 0, config=config, memory=memory
+        ) as server,
     ):
         yield server.port
         await until(lambda: not server.connections, LIMIT_S)

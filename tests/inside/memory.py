@@ -11,6 +11,7 @@ from aiordma.memory.budget import Share, SlotBudget
 from aiordma.memory.byte_budget import ByteBudget
 from aiordma.memory.elastic import ElasticArena
 from aiordma.memory.large_memory import LargeMemory
+from aiordma.memory.lent import LentPart
 from aiordma.verbs import Context, MemoryRegion, MWType, ProtectionDomain
 
 if TYPE_CHECKING:
@@ -76,6 +77,16 @@ def region_of(memory: Memory) -> MemoryRegion:
     """Its registration, the only one."""
     assert memory._region is not None
     return memory._region
+
+
+def retain(part: LentPart) -> None:
+    """Note a use of a lent part."""
+    part._retain()
+
+
+def let_go(part: LentPart) -> None:
+    """Note the end of a use."""
+    part._let_go()
 
 
 def lend_by(patch: pytest.MonkeyPatch, kind: MWType | None) -> None:
