@@ -61,6 +61,7 @@ from aiordma.link.tally import ConnectionStats
 from aiordma.link.transport_socket import RdmaTransportSocket
 from aiordma.memory.byte_budget import set_large_message_budget
 from aiordma.memory.remote import RemoteRegion
+from aiordma.memory.shared import Memory
 from aiordma.requests.served import Request, Requests
 from aiordma.service.pool import Pool, PoolStats
 from aiordma.service.requests import handle_requests, serve_requests
@@ -102,6 +103,7 @@ __all__ = [
     "ListenerLimits",
     "LocalAccessError",
     "LocalLengthError",
+    "Memory",
     "Message",
     "MessageDamagedError",
     "MessageTooLargeError",

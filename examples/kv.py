@@ -1,12 +1,12 @@
 """A key-value store for numpy arrays: messages tell where a value is, RDMA READ fetches it.
 
-The server keeps all values in a single piece of memory, which it exposes to each client for
-reading.  A client that gets a key asks where the value is, reads it out of the server's memory
-into its own array, while the server's program does something else, and says that it has it.
+The server keeps all values in a single piece of memory, registered once, which it exposes to each
+client for reading.  A client that gets a key asks where the value is, reads it out of the server's
+memory into its own array, while the server's program does something else, and says that it has it.
 Until then the place is held: a value that is replaced meanwhile goes to another place, so that
 no client ever sees parts of two values.
 
-    kv.py serve [--host ADDRESS] [--port PORT] [--memory MIB]
+    kv.py serve [--host ADDRESS] [--port PORT] [--memory MIB] [--device NAME]
     kv.py put KEY NUMBER...         kv.py put KEY --file ARRAY.npy
     kv.py get KEY                   kv.py get KEY --file ARRAY.npy
     kv.py delete KEY                kv.py keys
@@ -38,6 +38,7 @@ import numpy as np
 import numpy.typing as npt
 
 import aiordma
+from aiordma.verbs import Access
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -169,15 +170,16 @@ def _rounded(size: int) -> int:
 class Session:
     """The requests of a client: each is a line of JSON, and for a put the bytes of the value."""
 
-    def __init__(self, store: Store, conn: aiordma.Connection) -> None:
+    def __init__(self, store: Store, memory: aiordma.Memory, conn: aiordma.Connection) -> None:
         self._store = store
+        self._memory = memory
         self._conn = conn
         self._held: dict[int, Value] = {}  # by the number of the request that asked for it
 
     async def run(self) -> None:
         """Answer until the client closes or is lost; its places are free then."""
         try:
-            async with self._conn.expose(self._store.memory, read=True) as region:
+            async with self._conn.expose(self._memory[:], read=True) as region:
                 await self._conn.send(region.to_bytes())
                 async for message in self._conn:
                     with message:
@@ -230,9 +232,14 @@ class Session:
         raise StoreError(f"no such request: {request}")
 
 
-async def talk(store: Store, conn: aiordma.Connection) -> None:
-    """Serve a client."""
-    await Session(store, conn).run()
+async def talk(store: Store, memory: aiordma.Memory, conn: aiordma.Connection) -> None:
+    """Serve a client, to which `memory` has the bytes of the store."""
+    await Session(store, memory, conn).run()
+
+
+def shared(store: Store, device: str | None = None) -> aiordma.Memory:
+    """The memory of the store, for all clients: each may read all values."""
+    return aiordma.Memory(store.memory, device=device, trusted=Access.REMOTE_READ)
 
 
 def config_for(size: int) -> aiordma.ConnectionConfig:
@@ -240,11 +247,16 @@ def config_for(size: int) -> aiordma.ConnectionConfig:
     return aiordma.ConnectionConfig(max_message_size=size + MAX_LINE)
 
 
-async def serve(host: str, port: int, size: int) -> None:
+async def serve(host: str, port: int, size: int, device: str | None) -> None:
     """Serve clients until Ctrl-C."""
-    handler = functools.partial(talk, Store(size))
-    config = config_for(size)
-    async with aiordma.serve(handler, host, port, config=config, signals=True) as server:
+    store, config = Store(size), config_for(size)
+    async with (
+        shared(store, device) as memory,
+        aiordma.serve(
+            functools.partial(talk, store, memory), host, port,
+            config=config, memory=memory, signals=True,
+        ) as server,
+    ):  # fmt: skip
         print("listening on", *server.sockname, flush=True)
         await server.serve_forever()
 
@@ -347,7 +359,7 @@ async def connect(host: str, port: int) -> AsyncIterator[Client]:
 async def run(options: argparse.Namespace) -> None:
     """Do what the command line says."""
     if options.command == "serve":
-        await serve(options.host, options.port, options.memory << 20)
+        await serve(options.host, options.port, options.memory << 20, options.device)
         return
     async with connect(options.host, options.port) as client:
         match options.command:
@@ -382,6 +394,7 @@ def parse_arguments() -> argparse.Namespace:
         command.add_argument("--host", default=host, help="default: %(default)s")
         if name == "serve":
             command.add_argument("--memory", type=int, default=64, metavar="MIB")
+            command.add_argument("--device", metavar="NAME", help="if there are several")
         if name in ("put", "get", "delete"):
             command.add_argument("key")
         if name == "put":

@@ -20,6 +20,7 @@ from aiordma.errors import ConnectionRejectedError
 from aiordma.link.dialing import dial, limit_of, way_to
 from aiordma.link.pacing import Course
 from aiordma.link.refusal import asks_again, library_words, parse_refusal
+from aiordma.memory.shared import Memory, check_shared
 
 __all__ = ["Opening", "connect"]
 
@@ -105,6 +106,7 @@ def connect(
     port: int,
     *,
     config: ConnectionConfig | None = None,
+    memory: Memory | None = None,
     private_data: bytes = b"",
     local_addr: Address | None = None,
     reuse_address: bool = False,
@@ -121,6 +123,7 @@ def connect(
             `fe80::1%eth0`); which of this machine's RDMA devices leads there is found by routing.
         port: Its port, 1 to 65535.
         config: Settings.
+        memory: Registered memory that the connection shares with others, in one protection domain.
         private_data: Bytes for the listener's program, at most 36 (56 with `config.raw`).
         local_addr: Local (address, port) to connect from; port 0 for any, address "" for any.
         reuse_address: Share the local address and port with other connections that do so, too.
@@ -133,6 +136,8 @@ def connect(
 
     Raises:
         TypeError, ValueError: An argument is of no use, at the call.
+        ResourceClosedError, RuntimeError: The memory is closed, or not open, at the call; or it
+            belongs to another event loop.
         LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or not on the way
             to the peer.
         HostNotFoundError: The name does not resolve.
@@ -150,6 +155,7 @@ def connect(
     if config is None:
         config = DEFAULTS
     check_kind("config", config, ConnectionConfig)
+    check_shared(memory)
     check_kind("host", host, str, none=False)
     if not host:
         msg = "host is empty: give the name or the address of the peer"
@@ -162,7 +168,7 @@ def connect(
     private_data = payload_of("private data", private_data, room)
     within = limit_of(timeout, config.connect_timeout_s)
 
-    attempt = functools.partial(_one, config, private_data, reuse_address)
+    attempt = functools.partial(_one, config, memory, private_data, reuse_address)
     opening = dial(
         host,
         port,
@@ -177,6 +183,7 @@ def connect(
 
 async def _one(
     config: ConnectionConfig,
+    memory: Memory | None,
     private_data: bytes,
     reuse_address: bool,
     address: Address,
@@ -193,7 +200,7 @@ async def _one(
     link: Link | None = None
     connection: Connection | None = None
     try:
-        link = await Link.open(cm_id, config)
+        link = await Link.open(cm_id, config, memory)
         link.at_close(release)
         connection = Connection(link, config)
         link.note("connects to %s port %d by queue pair %d", *address, link.qp.num)

@@ -34,12 +34,13 @@ from aiordma._core import (
 from aiordma.arguments import Buffer, bytes_of, fitting, joined, whole
 from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
+from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import EventType
 from aiordma.endpoint.config import ConnectionConfig, plan_of
 from aiordma.endpoint.events import ConnectionEvents, EventHub
 from aiordma.endpoint.large import LargeMessages, checks
 from aiordma.endpoint.lease import Lease, rights_of
-from aiordma.endpoint.link import COPIED_BYTES, Link, WayDown, allow_landings
+from aiordma.endpoint.link import COPIED_BYTES, Link, allow_landings
 from aiordma.endpoint.one_sided import OneSided
 from aiordma.endpoint.outcome import (
     Outcome,
@@ -84,6 +85,8 @@ from aiordma.requests.exchange import Exchange
 from aiordma.requests.served import Requests
 from aiordma.verbs.enums import Access, Opcode
 from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.pd import ProtectionDomain
+from aiordma.verbs.qp import QueuePair
 from aiordma.verbs.wc import WCRecord
 from aiordma.verbs.wr import SGE
 
@@ -113,7 +116,7 @@ async def _no_send(buf: Any, imm: int | None = None) -> None:
     raise reserved_error("send()")
 
 
-class Connection(WayDown):
+class Connection:
     """A connection to one peer; made by `connect`, `Listener.accept` or `ConnectRequest.accept`.
 
     Belongs to the event loop that made it.  `async with` closes it; after an exception in the
@@ -188,13 +191,15 @@ class Connection(WayDown):
     # A default of an argument that is for keywords alone costs 250 instructions in Python 3.11.
     @markcoroutinefunction
     def send(
-        self, buf: Buffer | Sequence[Buffer], imm: int | None = None
+        self, buf: Buffer | SGE | Sequence[Buffer], imm: int | None = None
     ) -> Coroutine[Any, Any, None]:
         """Send one message.
 
         Args:
             buf: Any contiguous object with the buffer protocol; may be empty.  Or a list or tuple
-                of them, a header and a body for instance, which arrive as one message.
+                of them, a header and a body for instance, which arrive as one message.  Or a part
+                of the `Memory` that the connection shares, of which more than 256 KiB are neither
+                copied nor registered.
             imm: A 32-bit number that arrives as `Message.imm`.
 
         Returns when the bytes of `buf` may be changed again: a message up to
@@ -214,7 +219,7 @@ class Connection(WayDown):
 
         Raises:
             TypeError: No buffer.
-            ValueError: `imm` does not fit.
+            ValueError: `imm` does not fit, or the part is of other memory.
             MessageTooLargeError: More than the peer takes; nothing was sent.
             ResourceClosedError: The connection was closed by this side, or `send_eof` was called.
             ConnectionLostError: It broke, for the reason in `__cause__`, or the peer closed it.
@@ -229,7 +234,7 @@ class Connection(WayDown):
         return self._send_in_python(buf, -1, imm)
 
     async def _send_in_python(
-        self, buf: Buffer | Sequence[Buffer], code: int, imm: int | None = None
+        self, buf: Buffer | SGE | Sequence[Buffer], code: int, imm: int | None = None
     ) -> None:
         """Go on with a send that C has not done: in another loop or thread, or with an errno."""
         if code > 0:
@@ -238,18 +243,21 @@ class Connection(WayDown):
         if imm is not None:
             imm = fitting("imm", imm, 32)
         self._check_loop()
+        opening = None
         if isinstance(buf, list | tuple):
             buf = joined("a message", buf)
+        elif isinstance(buf, SGE):
+            buf, opening = self._one_sided.message_of(buf)
         payload = bytes_of("a message", buf)
         try:
-            code = self._state.send_buffer(payload, imm)
+            code = -1 if opening else self._state.send_buffer(payload, imm)
             if code > 0:
                 self._link.check(code)
             elif code and payload.nbytes <= self._state.eager_size:
                 await self._sender.data(payload, imm)
-            elif code and not self._sender.in_fragments(payload, imm):
+            elif code and (opening or not self._sender.in_fragments(payload, imm)):
                 self._sender.require_open()
-                await self._large.exposer.send(payload, imm)
+                await self._large.exposer.send(payload, imm, opening)
         except BaseException:
             # The exception keeps this frame, and would keep the caller's buffer exported.
             payload.release()
@@ -596,7 +604,7 @@ class Connection(WayDown):
 
     def expose(
         self,
-        buf: Buffer | int,
+        buf: Buffer | int | SGE,
         *,
         read: bool = False,
         write: bool = False,
@@ -612,14 +620,21 @@ class Connection(WayDown):
 
         Args:
             buf: A buffer, or a number of bytes for fresh memory; writable unless only for reading.
+                Or a part of the `Memory` that the connection shares, which is not registered anew;
+                `Memory` says what its leases are worth with which adapter.
             read: The peer may read.
             write: The peer may write.
             atomic: The peer may use atomics; NotSupportedError on iWARP.
             timeout_s: Seconds after which the lease ends even if the block has not; None: never.
 
         Raises:
-            TypeError, ValueError: No buffer, no right at all, or a time-out that is not positive.
+            TypeError, ValueError: No buffer, no right at all, a time-out that is not positive, or a
+                part of other memory than that which the connection shares.
             BufferError: The buffer is read-only, and not only for reading.
+            NotSupportedError: The adapter does not hold leases to their parts, and the peers are
+                not trusted with the rights.
+            ResourceBusyError: The part overlaps a part that is lent to another connection, and one
+                of both is for writing (when the block is entered).
             OSError: The memory cannot be registered (when the block is entered).
             ResourceClosedError, ConnectionLostError: The connection is over.
 
@@ -630,8 +645,11 @@ class Connection(WayDown):
         rights = rights_of(
             self._link.context, buf, read=read, write=write, atomic=atomic, timeout_s=timeout_s
         )
-        memory = self._one_sided.memory
-        return Lease(self._link, self._outcome, memory, buf, rights, timeout_s)
+        own, lend = self._one_sided, None
+        if isinstance(buf, SGE):
+            own.require_shared(buf, rights)
+            lend = own.lend
+        return Lease(self._link, self._outcome, own.memory, buf, rights, timeout_s, lend)
 
     async def flush(self) -> None:
         """Wait until every message sent so far has reached the peer's adapter.
@@ -762,6 +780,34 @@ class Connection(WayDown):
         """Counters of the connection, as they are now."""
         state = self._state
         return ConnectionStats(**{name: getattr(state, name) for name in COUNTERS})
+
+    @property
+    def cm_id(self) -> ConnectionId:
+        """The connection id of the native layer.
+
+        It, `qp` and `pd` belong to the connection, which closes them: they are there to ask and to
+        change what the connection does not have a name for, such as `qp.query()`, the RNR timer, or
+        more memory and queue pairs in its protection domain.  They stay after its end, closed.
+        """
+        return self._link.cm_id
+
+    @property
+    def qp(self) -> QueuePair:
+        """The queue pair of the native layer; see `cm_id`.
+
+        Its places are counted by the connection, which posts in C: it takes no requests of the
+        program (`post_send`, `send` and the like raise ResourceBusyError).
+        """
+        return self._link.qp
+
+    @property
+    def pd(self) -> ProtectionDomain:
+        """The protection domain of the native layer; see `cm_id`.
+
+        Memory and further queue pairs of the program can be made in it; `expose` opens memory to
+        the peer.
+        """
+        return self._link.pd
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """A fact about the connection, by `name`; `default` for a name that is unknown.
@@ -901,7 +947,7 @@ class Connection(WayDown):
             threshold = self.config.rendezvous_threshold
             self._state.fragmented_size = min(threshold, limit, COPIED_BYTES)
         if hello.knows_landings and not self._link.context.is_iwarp:
-            allow_landings(self._state, self.config, limit)
+            allow_landings(self._state, self.config, limit, alone=self._link.own_pd)
         self._state.credits += hello.recv_depth
         if self._state.queued or self._state.has_pending:
             self._sender.room()

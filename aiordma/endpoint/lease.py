@@ -6,8 +6,9 @@ Theory of operation
     access that comes too late is refused by the adapter.  Such a refusal ends the connection of
     that peer and no other: keys belong to a protection domain, and each connection has its own.
 
-    Memory windows need no registration for each lease.  They are not used: Soft-RoCE does not
-    enforce their bounds (docs/surprises.md), so that a lease of a part would open the whole.
+    Memory windows need no registration for each lease.  They are used for parts of a `Memory` alone
+    (`memory.shared`): Soft-RoCE does not enforce their bounds (docs/surprises.md), so that a lease
+    of a part opens the whole.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiordma.arguments import check_seconds
@@ -24,10 +26,11 @@ from aiordma.errors import NotSupportedError, ResourceClosedError
 from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_loop
+from aiordma.memory.lent import LentPart
 from aiordma.memory.remote import RemoteRegion, words_of
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access
-from aiordma.verbs.mr import MemoryRegion, check_memory
+from aiordma.verbs.mr import SGE, MemoryRegion, check_memory
 
 __all__ = ["Lease", "rights_of"]
 
@@ -58,7 +61,8 @@ def rights_of(
         msg = "say what the peer may do: read, write or atomic"
         raise ValueError(msg)
     check_seconds("timeout_s", timeout_s)
-    check_memory(buf, rights)
+    if not isinstance(buf, SGE):  # of a Memory, which has rules of its own
+        check_memory(buf, rights)
     if atomic and context.is_iwarp:
         text = f"{context.name} is iWARP, which has no atomic operations"
         raise NotSupportedError(errno.EOPNOTSUPP, text)
@@ -74,6 +78,7 @@ class Lease:
     __slots__ = (
         "__weakref__",
         "_buffer",
+        "_lend",
         "_link",
         "_memory",
         "_open",
@@ -90,20 +95,22 @@ class Lease:
         self,
         link: Link,
         outcome: Outcome,
-        memory: set[MemoryRegion],
+        memory: set[MemoryRegion | LentPart],
         buffer: Any,
         rights: Access,
         timeout: float | None,
+        lend: Callable[[SGE, Access], Awaitable[LentPart]] | None = None,
     ) -> None:
         self._region: RemoteRegion | None = None
         self._link = link
         self._outcome = outcome
         self._memory = memory
+        self._lend = lend
         self._buffer = buffer
         self._rights = rights
         self._timeout = timeout
         self._timer: asyncio.TimerHandle | None = None
-        self._open: MemoryRegion | None = None
+        self._open: MemoryRegion | LentPart | None = None
         self._revoking: asyncio.Task[None] | None = None
         self._waiting = 0  # calls of `revoke` that will raise an error of the deregistration
         fork.guard_public(self)
@@ -131,11 +138,15 @@ class Lease:
             msg = "a lease is used once; expose the memory again"
             raise RuntimeError(msg)
         buffer, self._buffer = self._buffer, None
-        access = self._rights
-        if access & _WRITES:
-            access |= Access.LOCAL_WRITE  # the device demands it
-        with self._outcome.explaining():
-            opened = await self._link.register(buffer, access)
+        opened: MemoryRegion | LentPart
+        if self._lend is not None:
+            opened = await self._lend(buffer, self._rights)
+        else:
+            access = self._rights
+            if access & _WRITES:
+                access |= Access.LOCAL_WRITE  # the device demands it
+            with self._outcome.explaining():
+                opened = await self._link.register(buffer, access)
         self._open = opened
         self._memory.add(opened)
         self._link.open_access(self._rights)
@@ -171,6 +182,8 @@ class Lease:
 
     async def revoke(self) -> None:
         """End the lease now; returns when no access is possible any more.  Idempotent.
+
+        Of a part of a `Memory` on an adapter without windows the peer can go on to use the key.
 
         Raises:
             TimeoutError: The adapter has not let go of the memory within 30 seconds; it goes on.

@@ -39,6 +39,7 @@ from aiordma.logs import Log, log_of
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.byte_budget import AHEAD
 from aiordma.memory.elastic import ElasticArena
+from aiordma.memory.shared import Memory, Sharer
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access, QPAttrMask, SendFlags
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
@@ -47,7 +48,7 @@ from aiordma.verbs.qp import QueuePair
 from aiordma.verbs.wc import WCRecord
 
 __all__ = [
-    "COPIED_BYTES", "LANDING_SIZES", "Landings", "Link", "WayDown", "allow_landings", "lent",
+    "COPIED_BYTES", "LANDING_SIZES", "Landings", "Link", "allow_landings", "lent",
     "memory_log",
 ]  # fmt: skip
 
@@ -93,7 +94,7 @@ def _create_qp(
     return qp
 
 
-class LinkOwner(Owner, Protocol):
+class LinkOwner(Owner, Sharer, Protocol):
     """A connection, as its link sees it."""
 
     def _on_sent(self, slot: int) -> None:
@@ -157,6 +158,7 @@ class Link(AdapterSide):
         slots: Slots,
         qp: QueuePair,
         plan: Plan,
+        memory: Memory | None,
     ) -> None:
         super().__init__(cm_id, context, slots.completions, pd, qp)
         qp._queues = ()
@@ -178,15 +180,23 @@ class Link(AdapterSide):
         if config.wait != "event" and (spins := self.completions.spins(config, 2)):
             self.state.spin_with(*spins)
         window = config.rendezvous_window * COPIED_BYTES
-        self.buffers: Buffers = Buffers(cm_id, pd, config.receive_buffer_size, window)
+        self.buffers: Buffers = Buffers(cm_id, pd, config.receive_buffer_size, window, memory)
         self._rights: _Rights | None = None  # made for the first right
         slots.serve_with(self.buffers)
 
     @classmethod
-    async def open(cls, cm_id: ConnectionId, config: ConnectionConfig) -> Link:
+    async def open(
+        cls, cm_id: ConnectionId, config: ConnectionConfig, memory: Memory | None = None
+    ) -> Link:
         """Allocate everything on the device of `cm_id`.
 
+        Args:
+            cm_id: The connection id.
+            config: Numbers.
+            memory: To be in its protection domain; None for a domain of its own.
+
         Raises:
+            RuntimeError, ResourceClosedError: The memory is not open.
             OSError: Out of memory that may be pinned, descriptors or adapter resources.
 
         Cancellation: the resources are destroyed.
@@ -198,24 +208,36 @@ class Link(AdapterSide):
         pd: ProtectionDomain | None = None
         slots: Slots | None = None
         try:
-            pd = ProtectionDomain(context)
+            pd = ProtectionDomain(context) if memory is None else memory._domain(context)
             slots = await Slots.open(pd, common, plan)
             cm_id.policy = plan.policy
             qp = _create_qp(cm_id, pd, slots, common)
         except BaseException:
             if slots is not None:
                 slots.abandon()
-            if pd is not None:
+            if pd is not None and memory is None:
                 pd.close()
             release()
             raise
-        link = cls(cm_id, context, pd, slots, qp, plan)
+        link = cls(cm_id, context, pd, slots, qp, plan, memory)
         link._at_close.append(release)
         return link
+
+    @property
+    def memory(self) -> Memory | None:
+        """The memory in whose protection domain it is; None: the domain is its own."""
+        return self.buffers.shared
+
+    @property
+    def own_pd(self) -> bool:
+        """Whether the protection domain ends with the connection."""
+        return self.buffers.shared is None
 
     def start(self, owner: LinkOwner) -> None:
         """Begin to take completions, call `owner` for them, and post all receives."""
         self._owner = owner
+        if self.memory is not None:
+            self.memory._join(owner)
         self._begin()
         self._bind()
         self.completions.let_c_take(self.state, self.state)
@@ -408,7 +430,7 @@ class Link(AdapterSide):
         self.state.python = True  # recv() asks Python first, which refuses
 
     def _give_back(self) -> Sequence[Closing]:
-        parts = self.slots.close(self.qp)
+        parts = [*self.slots.close(self.qp), *self.buffers.lent_parts]
         self.buffers.close(self.qp)
         return parts
 
@@ -465,42 +487,15 @@ class Landings:
         return region, view
 
 
-def allow_landings(state: MessageState, config: ConnectionConfig, limit: int) -> None:
-    """Use landings from now on: both sides know them, and the peer takes up to `limit` bytes."""
+def allow_landings(
+    state: MessageState, config: ConnectionConfig, limit: int, *, alone: bool
+) -> None:
+    """Use landings from now on: both sides know them, and the peer takes up to `limit` bytes.
+
+    Unless the connection is `alone` in its protection domain it offers none: the peers of others
+    could write there.
+    """
     threshold = min(config.rendezvous_threshold, LANDING_SIZES[-1])
     state.written_size = min(threshold, limit)
-    state.landed_size = min(threshold, config.max_message_size)
-
-
-class WayDown:
-    """The native parts of a connection, for its user."""
-
-    _link: Link
-
-    @property
-    def cm_id(self) -> ConnectionId:
-        """The connection id of the native layer.
-
-        It, `qp` and `pd` belong to the connection, which closes them: they are there to ask and to
-        change what the connection does not have a name for, such as `qp.query()`, the RNR timer, or
-        more memory and queue pairs in its protection domain.  They stay after its end, closed.
-        """
-        return self._link.cm_id
-
-    @property
-    def qp(self) -> QueuePair:
-        """The queue pair of the native layer; see `cm_id`.
-
-        Its places are counted by the connection, which posts in C: it takes no requests of the
-        program (`post_send`, `send` and the like raise ResourceBusyError).
-        """
-        return self._link.qp
-
-    @property
-    def pd(self) -> ProtectionDomain:
-        """The protection domain of the native layer; see `cm_id`.
-
-        Memory and further queue pairs of the program can be made in it; `expose` opens memory to
-        the peer.
-        """
-        return self._link.pd
+    if alone:
+        state.landed_size = min(threshold, config.max_message_size)

@@ -15,6 +15,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from types import EllipsisType
 from typing import Any, Self
 
 from aiordma.arguments import check_kind, payload_of, whole
@@ -48,6 +49,7 @@ from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.loop.steps import Steps
 from aiordma.loop.wait_line import WaitLine
 from aiordma.memory.byte_budget import PROCESS_BUDGET, ByteBudget
+from aiordma.memory.shared import Memory, check_shared
 from aiordma.requests.budget import RequestBudget
 
 __all__ = ["ConnectRequest", "Listener", "listen"]
@@ -61,6 +63,7 @@ def listen(
     *,
     backlog: int = _BACKLOG,
     config: ConnectionConfig | None = None,
+    memory: Memory | None = None,
     ipv6_only: bool = False,
     limits: ListenerLimits | None = None,
 ) -> Opening[Listener]:
@@ -76,6 +79,7 @@ def listen(
         port: 0 to 65535; 0 lets the kernel choose, see `Listener.port`.
         backlog: Requests and connections that may wait for the program; 0 or less means 256.
         config: Settings of the accepted connections.
+        memory: Registered memory that the accepted connections share, in one protection domain.
         ipv6_only: Take IPv6 clients alone.
         limits: Limits of the connections and memory that clients may hold; see docs/limits.md.
 
@@ -93,6 +97,7 @@ def listen(
     check_port(port)
     backlog = whole("backlog", backlog)
     check_kind("config", config, ConnectionConfig)
+    check_shared(memory)
     config = config or DEFAULTS
 
     async def open_() -> Listener:
@@ -101,7 +106,11 @@ def listen(
         addresses = choose(addresses, ipv6_only=ipv6_only)
         addresses = await require_device(addresses, config.connect_timeout_s)
         return Listener(
-            addresses, backlog if backlog > 0 else _BACKLOG, config, limits or DEFAULT_LIMITS
+            addresses,
+            backlog if backlog > 0 else _BACKLOG,
+            config,
+            limits or DEFAULT_LIMITS,
+            memory,
         )
 
     return Opening(open_(), "listen")
@@ -113,6 +122,7 @@ class Listener:
     Attributes:
         config: Settings of the accepted connections.
         limits: Limits of the connections and memory that clients may hold.
+        memory: Registered memory that the accepted connections share, or None.
     """
 
     def __init__(
@@ -121,9 +131,11 @@ class Listener:
         backlog: int,
         config: ConnectionConfig,
         limits: ListenerLimits,
+        memory: Memory | None = None,
     ) -> None:
         self.config = config
         self.limits = limits
+        self.memory = memory
         self._budget = ByteBudget(limits.max_large_message_bytes, PROCESS_BUDGET)
         self._request_budget = RequestBudget(limits.request_bytes)
         self._pending: deque[ConnectRequest] = deque()
@@ -217,7 +229,7 @@ class Listener:
 
     def _accept(self, request: Request) -> Coroutine[Any, Any, Connection]:
         request.answered = True
-        return _accepted(self, request, b"", self.config)
+        return _accepted(self, request, b"", self.config, self.memory)
 
     async def _made(self, connection: Connection, _: Request) -> None:
         if self._acceptor.closed or self._manual:
@@ -407,17 +419,23 @@ class ConnectRequest:
             self._timer = None
 
     async def accept(
-        self, private_data: bytes = b"", *, config: ConnectionConfig | None = None
+        self,
+        private_data: bytes = b"",
+        *,
+        config: ConnectionConfig | None = None,
+        memory: Memory | EllipsisType | None = ...,
     ) -> Connection:
         """Accept; the connection once the client has confirmed.
 
         Args:
             private_data: Bytes for the client's program, at most 176 (196 with `config.raw`).
             config: Settings instead of the listener's; `raw` cannot differ.
+            memory: Memory instead of the listener's; None for a protection domain of its own.
 
         Raises:
             ValueError: The private data is too long; the request is still open.
             RuntimeError: This is not the listener's event loop; the request is still open.
+            ResourceClosedError: The memory is closed; the request is still open.
             ResourceBusyError: It was answered before.
             ConnectionAbortedError: The client has given up.
             TimeoutError: The client did not confirm within `config.handshake_timeout_s`.
@@ -429,13 +447,16 @@ class ConnectRequest:
         check_loop(self._listener._loop, "request")
         check_kind("config", config, ConnectionConfig)
         config = config or self._listener.config
+        if isinstance(memory, EllipsisType):
+            memory = self._listener.memory
+        check_shared(memory)
         if config.raw != self._listener.config.raw:
             msg = "raw cannot differ between a listener and its connections"
             raise ValueError(msg)
         room = ANSWER_ROOM - (0 if config.raw else HELLO_SIZE)
         private_data = payload_of("private data", private_data, room)
         self._answer()
-        return await _accepted(self._listener, self._request, private_data, config)
+        return await _accepted(self._listener, self._request, private_data, config, memory)
 
     def reject(self, private_data: bytes = b"") -> None:
         """Refuse; the client's program finds up to 148 bytes of `private_data` in its exception.
@@ -467,7 +488,11 @@ def _attributes(request: Request) -> dict[str, Any]:
 
 
 async def _accepted(
-    listener: Listener, request: Request, private_data: bytes, config: ConnectionConfig
+    listener: Listener,
+    request: Request,
+    private_data: bytes,
+    config: ConnectionConfig,
+    memory: Memory | None,
 ) -> Connection:
     """Accept a request within `config.handshake_timeout_s`; as `ConnectRequest.accept`."""
     try:
@@ -475,18 +500,24 @@ async def _accepted(
             Operation("accept", functools.partial(_attributes, request)),
             PatientLimit(config.handshake_timeout_s),
         ):
-            return await _made(listener, request, private_data, config)
+            return await _made(listener, request, private_data, config, memory)
     except TimeoutError as exc:
         text = f"{request.peername} did not confirm within {config.handshake_timeout_s} s"
         raise ConnectTimeoutError(errno.ETIMEDOUT, text) from exc
 
 
 async def _made(
-    listener: Listener, request: Request, private_data: bytes, config: ConnectionConfig
+    listener: Listener,
+    request: Request,
+    private_data: bytes,
+    config: ConnectionConfig,
+    memory: Memory | None,
 ) -> Connection:
     """Make the connection, answer, and wait until the client has confirmed, and has greeted."""
     plan, event, hello = plan_of(config), request.event, request.greeting
-    link = await request.open(functools.partial(Link.open, config=config), plan.pinned)
+    link = await request.open(
+        functools.partial(Link.open, config=config, memory=memory), plan.pinned
+    )
     link.buffers.budget = listener._budget
     try:
         connection = Connection(link, config)

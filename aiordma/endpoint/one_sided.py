@@ -28,6 +28,9 @@ Theory of operation
     An operation that is flushed before the connection's end is known ends with the connection, so
     that its error has the cause, and the program's next call finds the connection lost, too.
 
+    Parts of a `Memory` are lent here, because to bind the window that opens a part is a request,
+    too, and takes the place of an operation in the send queue.
+
     Cancelling ends the wait, not the transfer.  The local memory is retained until the completion,
     or until the queue pair is gone; a buffer under a canceled operation never returns to the
     pool: it is deregistered, which waits for the completion.
@@ -40,26 +43,30 @@ import errno
 import functools
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from aiordma._core import LARGEST_REQUEST, MessageState, Operation
 from aiordma.arguments import bytes_of, fitting
 from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.link import Link, lent
+from aiordma.endpoint.link import COPIED_BYTES, Link, lent
 from aiordma.endpoint.outcome import Outcome
 from aiordma.errors import (
     ConnectionLostError,
     FlushedError,
     NotSupportedError,
+    ResourceClosedError,
     completion_error,
 )
 from aiordma.loop.timers import Timer, call_later
 from aiordma.loop.wait_line import WaitLine
 from aiordma.memory.cache import RegistrationCache
+from aiordma.memory.lent import LentPart
 from aiordma.memory.remote import RemoteRegion
+from aiordma.memory.shared import Memory
 from aiordma.verbs.enums import Access, AtomicCap, Opcode, WCStatus
 from aiordma.verbs.mr import MemoryRegion, check_memory
+from aiordma.verbs.mw import MemoryWindow
 from aiordma.verbs.wc import WCRecord
 from aiordma.verbs.wr import SGE
 
@@ -143,6 +150,30 @@ class Operations:
         # The adapter took no request: the connection cannot go on.
         self._link.check(operation)
         raise self.lost()
+
+    async def bind(self, window: MemoryWindow, part: SGE, rights: Access) -> None:
+        """Open a part of a region to the peer by a window.
+
+        Raises:
+            ConnectionLostError, ResourceClosedError: The connection is over.
+            CompletionError: The adapter refused; the connection cannot go on.
+
+        Cancellation: ends the wait; the window may be bound.
+        """
+        self._attend()
+        if self._line or not self._c.n_operations_free:
+            number = await self._number()
+        else:
+            number = self._c.take_number()
+        try:
+            await window.bind(self._link.qp, part.mr, part.offset, len(part), rights)
+        except (FlushedError, ResourceClosedError) as exc:
+            raise self.lost() from exc
+        finally:
+            if window._task is None:
+                self._give(number)
+            else:  # the request is under way
+                window._task.add_done_callback(lambda _: self._give(number))
 
     async def _number(self) -> int:
         """Wait in line for the number of an operation."""
@@ -281,16 +312,18 @@ class OneSided:
 
     Attributes:
         operations: The requests.
-        memory: Regions that the connection closes at its end: the program's, and those of leases.
+        memory: The memory that the connection closes at its end: regions of the program, and
+            regions and lent parts of leases.
     """
 
-    __slots__ = ("_cache", "_link", "_outcome", "memory", "operations")
+    __slots__ = ("_cache", "_link", "_outcome", "_raw", "memory", "operations")
 
     def __init__(self, link: Link, config: ConnectionConfig, outcome: Outcome) -> None:
         self._link = link
         self.operations: Operations = Operations(link, config, outcome)
         self._outcome = outcome
-        self.memory: set[MemoryRegion] = set()
+        self._raw = config.raw
+        self.memory: set[MemoryRegion | LentPart] = set()
         link.at_close(self._close_memory)
         self._cache: RegistrationCache | None = None
         if config.registration_cache_size:
@@ -373,9 +406,72 @@ class OneSided:
         self.memory.add(region)
         return region
 
+    def require_shared(self, part: SGE, rights: Access | None = None) -> Memory:
+        """The memory that the connection shares, if `part` is of it.
+
+        Args:
+            part: A part.
+            rights: Of a lease.
+
+        Raises:
+            ValueError: It is of other memory.
+            Others: as `Memory._check`, for a lease.
+        """
+        memory = self._link.memory
+        if memory is None or not memory._has(part):
+            msg = (
+                "the part is not of the memory that this connection shares: make the connection "
+                "with memory="
+            )
+            raise ValueError(msg)
+        if rights is not None:
+            memory._check(part, rights)
+        part.mr._require()
+        return memory
+
+    async def lend(self, part: SGE, rights: Access, *, message: bool = False) -> LentPart:
+        """Open a part of the shared memory to the peer.
+
+        Raises:
+            ResourceBusyError: It overlaps a part that is lent to another connection.
+            OSError: Out of windows.
+            ConnectionLostError, ResourceClosedError: The connection is over.
+
+        Cancellation: it is closed.
+        """
+        memory = self.require_shared(part)
+        self._outcome.require_open()
+        lent_part = memory._lend(part, rights, self, message=message)
+        try:
+            if lent_part.window is not None:
+                await self.operations.bind(lent_part.window, part, rights)
+            if self._link.closed:
+                raise self.operations.lost()
+        except BaseException:
+            lent_part.close()
+            raise
+        return lent_part
+
+    def message_of(self, part: SGE) -> tuple[memoryview, Callable[[], Awaitable[LentPart]] | None]:
+        """The bytes of a part that is sent, and a function that opens it to the peer.
+
+        None in place of the function if the message goes as any other: it is copied, or the adapter
+        would open more than the peers are trusted with.
+
+        Raises:
+            ValueError: The part is of other memory.
+        """
+        memory = self.require_shared(part)
+        view = part.mr.view[part.offset : part.offset + len(part)]
+        if self._raw or len(part) <= COPIED_BYTES or not memory._gives(Access.REMOTE_READ):
+            return view, None
+        return view, functools.partial(self.lend, part, Access.REMOTE_READ, message=True)
+
     def _close_memory(self) -> None:
         for region in self.memory:
             region.close()
+        if not self._link.own_pd:  # the domain, for which a connection waits, has no other memory
+            self._link.wait_for(self.memory)
         self.memory.clear()
 
     def _local(self, buffer: Any, *, writable: bool) -> memoryview | SGE:
@@ -384,7 +480,10 @@ class OneSided:
         if not isinstance(buffer, SGE):
             return bytes_of("the memory of a one-sided operation", buffer, writable=writable)
         if buffer.mr.pd is not self._link.pd:
-            msg = "the region is not registered with this connection: use Connection.register()"
+            msg = (
+                "the region is not registered with this connection: use Connection.register(), or "
+                "make the connection with memory= for parts of a Memory"
+            )
             raise ValueError(msg)
         if writable and not int(buffer.mr.access) & _LOCAL_WRITE:
             msg = "the region is registered without LOCAL_WRITE; nothing can be read into it"

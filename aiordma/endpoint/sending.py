@@ -26,7 +26,7 @@ import contextlib
 import functools
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from aiordma._core import EVENT_ROOM, MessageState, Waiting
 from aiordma.endpoint.config import ConnectionConfig
@@ -45,6 +45,7 @@ from aiordma.loop.limit import Limit
 from aiordma.loop.timers import Timer, call_later, now
 from aiordma.loop.wait_line import WaitLine
 from aiordma.memory.large_memory import Turn
+from aiordma.memory.lent import LentPart
 from aiordma.memory.pool import room_of
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
@@ -393,8 +394,14 @@ class Goodbye:
                 return
 
 
+#: Memory that the peer reads: registered for a message, or a part of a `Memory`.
+Readable: TypeAlias = MemoryRegion | LentPart
+#: Opens a part of a `Memory` to the peer.
+Opening: TypeAlias = Callable[[], Awaitable[LentPart]]
+
+
 class _Exposure(NamedTuple):
-    region: MemoryRegion
+    region: Any  # Readable; a MemoryRegion if it was copied
     done: asyncio.Future[None]
     turn: Turn
     copied: bool
@@ -444,8 +451,15 @@ class Exposer:
         """Exposures that are open."""
         return len(self._exposures)
 
-    async def send(self, payload: memoryview, imm: int | None) -> None:
+    async def send(
+        self, payload: memoryview, imm: int | None, opening: Opening | None = None
+    ) -> None:
         """Send a message that does not fit into a slot; returns when the peer has read all of it.
+
+        Args:
+            payload: The bytes.
+            imm: The program's number.
+            opening: Opens memory that is registered already, in place of a registration.
 
         Raises:
             MessageTooLargeError: The peer takes no message of this size; nothing was sent.
@@ -462,7 +476,7 @@ class Exposer:
         patience = self._config.stall_timeout_s
         try:
             with Limit(patience):
-                await self._exposed(payload, imm)
+                await self._exposed(payload, imm, opening)
         except RdmaTimeoutError:
             raise
         except TimeoutError as exc:
@@ -488,14 +502,14 @@ class Exposer:
         error.hint = hint
         raise error
 
-    async def _exposed(self, payload: memoryview, imm: int | None) -> None:
+    async def _exposed(self, payload: memoryview, imm: int | None, opening: Opening | None) -> None:
         state = self._link.state
         state.large_waiting += 1  # a later message does not go past it in fragments
         try:
             if not self._order.try_acquire():
                 await self._order.acquire()
             try:
-                exposure = await self._announced(payload, imm)
+                exposure = await self._announced(payload, imm, opening)
             finally:
                 self._order.release()
         finally:
@@ -514,7 +528,9 @@ class Exposer:
             with contextlib.suppress(TimeoutError):
                 await region.wait_closed(_DEREGISTER_S)
 
-    async def _announced(self, payload: memoryview, imm: int | None) -> _Exposure:
+    async def _announced(
+        self, payload: memoryview, imm: int | None, opening: Opening | None
+    ) -> _Exposure:
         """Expose a message, and announce it; a single one at a time, so that they keep their order.
 
         Memory of more than 1 MiB is registered in a thread: a later message would be ready first.
@@ -525,8 +541,9 @@ class Exposer:
             await self.window.acquire()
         size = payload.nbytes
         copied = size <= _COPIED
-        room = room_of(size) if copied else size
+        room = room_of(size) if copied else 0 if opening else size
         buffers = self._link.buffers
+        region: Readable
         try:
             turn = await buffers.memory.turn(room, self)
         except BaseException:
@@ -536,6 +553,8 @@ class Exposer:
             if copied:
                 region = await buffers.outgoing.take(size)
                 region.view[:size] = payload
+            elif opening is not None:
+                region = await opening()
             else:
                 region = await buffers.memory.registered(
                     room, lambda: self._link.register(lent(payload), Access.REMOTE_READ)
@@ -551,13 +570,13 @@ class Exposer:
             raise
 
     async def _opened(
-        self, length: int, imm: int | None, region: MemoryRegion, turn: Turn, *, copied: bool
+        self, length: int, imm: int | None, region: Readable, turn: Turn, *, copied: bool
     ) -> _Exposure:
         """Open the exposure of a region, and announce it."""
         try:
             self._link.buffers.pin(region)
         except BaseException:  # closed meanwhile
-            if copied:
+            if copied and isinstance(region, MemoryRegion):
                 self._link.buffers.outgoing.give(region)
             self._over(turn)
             raise

@@ -20,7 +20,7 @@ import contextlib
 import errno
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Protocol
 
 from aiordma.cm.address import Address
@@ -132,6 +132,11 @@ class AdapterSide:
         """In a forked child: the rings are shared with the parent, so nothing may be posted."""
         self.closed = self.completions.over = True
         self._qp_handle = None
+
+    @property
+    def own_pd(self) -> bool:
+        """Whether the protection domain ends with the connection."""
+        return True
 
     def _begin(self) -> None:
         """Have completions delivered; the owner is there."""
@@ -311,7 +316,8 @@ class AdapterSide:
         self.qp._on_first_failure = None
         self.qp.close()
         self._parts = self._give_back()
-        self.pd.close()
+        if self.own_pd:
+            self.pd.close()
         self.cm_id.close()
         functions, self._at_close = self._at_close, []
         for function in functions:
@@ -332,6 +338,10 @@ class AdapterSide:
         else:
             self._at_close.append(function)
 
+    def wait_for(self, parts: Iterable[Closing]) -> None:
+        """Have `wait_closed` wait for these, too; in a function of `at_close`."""
+        self._parts = (*self._parts, *parts)
+
     def when_gone(self, function: Callable[[], None]) -> None:
         """Have `function` called in the loop's thread when the queue pair is gone."""
         self.qp._gone.add_done_callback(lambda _: self.in_loop(function))
@@ -344,7 +354,8 @@ class AdapterSide:
         try:
             with Limit(_DESTROY_S):
                 # Mostly only the first wait takes time: the others end with the queue pair.
-                ending: tuple[Closing, ...] = (self.qp, *self._parts, self.pd, self.cm_id)
+                domain = (self.pd,) if self.own_pd else ()
+                ending: tuple[Closing, ...] = (self.qp, *self._parts, *domain, self.cm_id)
                 for resource in ending:
                     try:
                         await resource.wait_closed()

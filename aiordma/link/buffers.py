@@ -20,7 +20,9 @@ from aiordma.link.source import source_of
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.byte_budget import PROCESS_BUDGET, Account, ByteBudget
 from aiordma.memory.large_memory import LargeMemory, large_memory
+from aiordma.memory.lent import LentPart
 from aiordma.memory.pool import BufferPool
+from aiordma.memory.shared import Memory
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
@@ -58,8 +60,10 @@ class Buffers:
         pd: Protection domain.
         incoming_size: Bytes of buffers for messages of the peer that are kept for the next message.
         outgoing_size: Likewise, for messages that the peer reads.
+        shared: The memory in whose protection domain the connection is, if any.
 
     Attributes:
+        shared: As the argument.
         budget: Counts large messages; a listener sets its own before they can come.
         in_the_open: Whether the peer may write where its data land, for as long as that is
             registered.
@@ -67,11 +71,16 @@ class Buffers:
 
     __slots__ = (
         "_account", "_closed", "_cm_id", "_incoming", "_let_memory_go", "_memory", "_outgoing",
-        "_pd", "_pinned", "_sizes", "budget", "in_the_open",
+        "_pd", "_pinned", "_sizes", "budget", "in_the_open", "shared",
     )  # fmt: skip
 
     def __init__(
-        self, cm_id: ConnectionId, pd: ProtectionDomain, incoming_size: int, outgoing_size: int
+        self,
+        cm_id: ConnectionId,
+        pd: ProtectionDomain,
+        incoming_size: int,
+        outgoing_size: int,
+        shared: Memory | None = None,
     ) -> None:
         self._cm_id = cm_id
         self._pd = pd
@@ -81,7 +90,8 @@ class Buffers:
         self._account: Account | None = None
         self._memory: LargeMemory | None = None
         self._let_memory_go: Callable[[], None] | None = None
-        self._pinned: dict[MemoryRegion, None] = {}
+        self.shared: Memory | None = shared
+        self._pinned: dict[MemoryRegion | LentPart, None] = {}
         self._closed = False
         self.budget: ByteBudget = PROCESS_BUDGET
         self.in_the_open: bool = pd.context.is_iwarp
@@ -133,8 +143,13 @@ class Buffers:
         """Bytes of its account; in any thread."""
         return 0 if self._account is None else self._account.pinned
 
-    def pin(self, region: MemoryRegion) -> None:
-        """Keep a region registered until `unpin`, or until the queue pair is gone.
+    @property
+    def lent_parts(self) -> list[LentPart]:
+        """The pinned parts of a shared memory, which do not end with the protection domain."""
+        return [region for region in self._pinned if isinstance(region, LentPart)]
+
+    def pin(self, region: MemoryRegion | LentPart) -> None:
+        """Keep a region registered until `unpin`, or until the queue pair is gone; a part, open.
 
         Raises:
             ForkedError: This process was forked from the connection's.
@@ -145,7 +160,7 @@ class Buffers:
         region._retain()
         self._pinned[region] = None
 
-    def unpin(self, region: MemoryRegion) -> None:
+    def unpin(self, region: MemoryRegion | LentPart) -> None:
         """The adapter is done with the region."""
         if region in self._pinned:
             del self._pinned[region]

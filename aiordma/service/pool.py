@@ -39,6 +39,7 @@ from aiordma.endpoint.connection import Connection
 from aiordma.errors import ConnectionLostError, PoolTimeoutError, ResourceClosedError
 from aiordma.loop import fork
 from aiordma.loop.running import check_loop, from_finalizer
+from aiordma.memory.shared import Memory
 
 __all__ = ["Pool", "PoolStats"]
 
@@ -97,6 +98,7 @@ class _Settings:
     max_pause: float
     check: Check | None
     config: ConnectionConfig | None
+    memory: Memory | None
 
 
 class _Member:
@@ -296,7 +298,9 @@ class _Core:
                     return
             while not self.closing:
                 try:
-                    connection = await connect(settings.host, settings.port, config=settings.config)
+                    connection = await connect(
+                        settings.host, settings.port, config=settings.config, memory=settings.memory
+                    )
                 except Exception as exc:
                     self.counts.errors += 1
                     self._last_error = exc
@@ -468,6 +472,7 @@ class Pool:
         check: A function that is called with a connection before it is lent, and awaited; if it
             raises an exception, the connection is dropped, and another connection is lent.
         config: Settings of the connections.
+        memory: Registered memory that the connections share, in one protection domain.
 
     Raises:
         TypeError, ValueError: An argument is of no use.
@@ -486,6 +491,7 @@ class Pool:
         max_pause: float = 10.0,
         check: Check | None = None,
         config: ConnectionConfig | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self._core: _Core | None = None
         check_kind("host", host, str, none=False)
@@ -503,10 +509,11 @@ class Pool:
             msg = f"check has to be a function that takes a Connection, not {check!r}"
             raise TypeError(msg)
         check_kind("config", config, ConnectionConfig)
+        check_kind("memory", memory, Memory)
         self._settings = _Settings(
             host=host, port=port, min_size=min_size, max_size=max_size, timeout=timeout,
             max_idle=max_idle, max_lifetime=max_lifetime, max_pause=max_pause, check=check,
-            config=config,
+            config=config, memory=memory,
         )  # fmt: skip
         fork.guard_public(self)
 

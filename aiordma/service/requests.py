@@ -20,6 +20,7 @@ from aiordma.errors import RdmaError, RequestError, RequestRefusedError
 from aiordma.link import tally
 from aiordma.link.limits import ListenerLimits
 from aiordma.link.log_share import LogShare
+from aiordma.memory.shared import Memory
 from aiordma.requests.served import Request
 from aiordma.service.server import Server, serve
 
@@ -48,6 +49,7 @@ def serve_requests(
     limit_bytes: int = 64 << 20,
     backlog: int = 256,
     config: ConnectionConfig | None = None,
+    memory: Memory | None = None,
     ipv6_only: bool = False,
     limits: ListenerLimits | None = None,
     grace_s: float = 10.0,
@@ -64,6 +66,7 @@ def serve_requests(
         limit_bytes: Bytes of these requests.
         backlog: As of `listen`.
         config: Settings of the connections.
+        memory: Registered memory that the connections share, in one protection domain.
         ipv6_only: Take IPv6 clients alone.
         limits: Limits of the connections and memory that clients may hold; see docs/limits.md.
         grace_s: Seconds that handlers have at the end to finish; then they are canceled, and their
@@ -84,8 +87,8 @@ def serve_requests(
         limit_bytes=limit_bytes, tracebacks=LogShare("errors of handlers"),
     )  # fmt: skip
     return serve(
-        each, host, port, backlog=backlog, config=config, ipv6_only=ipv6_only, limits=limits,
-        grace_s=grace_s, signals=signals,
+        each, host, port, backlog=backlog, config=config, memory=memory, ipv6_only=ipv6_only,
+        limits=limits, grace_s=grace_s, signals=signals,
     )  # fmt: skip
 
 

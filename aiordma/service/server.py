@@ -29,6 +29,7 @@ from aiordma.link.limits import ListenerLimits
 from aiordma.link.log_share import LogShare
 from aiordma.logs import log_of
 from aiordma.loop.running import check_loop, check_thread
+from aiordma.memory.shared import Memory
 
 __all__ = ["Handler", "Server", "serve"]
 
@@ -46,6 +47,7 @@ def serve(
     *,
     backlog: int = _BACKLOG,
     config: ConnectionConfig | None = None,
+    memory: Memory | None = None,
     ipv6_only: bool = False,
     limits: ListenerLimits | None = None,
     grace_s: float = 10.0,
@@ -62,6 +64,7 @@ def serve(
         port: 0 to 65535; 0 lets the kernel choose, see `Server.port`.
         backlog: As of `listen`.
         config: Settings of the connections.
+        memory: Registered memory that the connections share, in one protection domain.
         ipv6_only: Take IPv6 clients alone.
         limits: Limits of the connections and memory that clients may hold; see docs/limits.md.
         grace_s: Seconds that handlers have at the end to finish; then they are canceled.
@@ -79,7 +82,15 @@ def serve(
         msg = f"the handler has to be a function that takes a Connection, not {handler!r}"
         raise TypeError(msg)
     check_seconds("grace_s", grace_s, zero=True, none=False)
-    opening = listen(host, port, backlog=backlog, config=config, ipv6_only=ipv6_only, limits=limits)
+    opening = listen(
+        host,
+        port,
+        backlog=backlog,
+        config=config,
+        memory=memory,
+        ipv6_only=ipv6_only,
+        limits=limits,
+    )
 
     async def open_() -> Server:
         return Server(await opening, handler, grace_s, signals)

@@ -31,7 +31,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import aiordma
 from aiordma._ffi import load_error
 
-__all__ = ["NUMBER_OF_MESSAGES", "Figures", "crowd", "memlock_of"]
+__all__ = [
+    "CONNECTING", "LIMIT_S", "NUMBER_OF_MESSAGES", "SEED", "USER", "End", "Figures", "Process",
+    "crowd", "descriptors", "memlock_of", "status",
+]  # fmt: skip
 
 USER = 65534
 #: Bytes of RLIMIT_MEMLOCK for each connection of a process: 1 GiB for 10,000.
@@ -271,11 +274,13 @@ def main(role: str, address: str, number: str, loop: str, *port: str) -> None:
 class Process:
     """One of the processes, as the test sees it."""
 
-    def __init__(self, role: str, address: str, number: int, *more: object) -> None:
+    def __init__(
+        self, role: str, address: str, number: int, *more: object, program: str = __file__
+    ) -> None:
         heap = HEAP if number > SCATTERED else {}
         arguments = (role, address, number, *more)
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "error", __file__, *map(str, arguments)],
+            [sys.executable, "-W", "error", program, *map(str, arguments)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **heap},
         )  # fmt: skip

@@ -23,6 +23,7 @@ from aiordma.endpoint.wire import Hello
 from aiordma.memory.budget import Share, SlotBudget
 from aiordma.memory.byte_budget import Account, ByteBudget
 from aiordma.memory.cache import RegistrationCache
+from aiordma.memory.lent import LentPart
 from aiordma.verbs import MemoryRegion
 
 if TYPE_CHECKING:
@@ -87,7 +88,18 @@ def source_of(connection: Connection) -> str:
     return connection._link.buffers.account._source
 
 
-def memory_of(connection: Connection) -> set[MemoryRegion]:
+def when_it_waits_for_the_greeting(patch: pytest.MonkeyPatch, call: Callable[[], None]) -> None:
+    """Have `call` called when a listener's connection waits for the client's first message."""
+    real = Connection._await_greeting
+
+    def awaiting(connection: Connection) -> asyncio.Future[None]:
+        call()
+        return real(connection)
+
+    patch.setattr(Connection, "_await_greeting", awaiting)
+
+
+def memory_of(connection: Connection) -> set[MemoryRegion | LentPart]:
     """The regions that it closes at its end."""
     return connection._one_sided.memory
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sized
 from typing import TYPE_CHECKING, Any
 
-from aiordma.memory import large_memory
+from aiordma import Memory
+from aiordma.memory import large_memory, shared
 from aiordma.memory.budget import Share, SlotBudget
 from aiordma.memory.byte_budget import ByteBudget
 from aiordma.memory.elastic import ElasticArena
 from aiordma.memory.large_memory import LargeMemory
+from aiordma.memory.lent import LentPart
+from aiordma.verbs import Context, MemoryRegion, MWType, ProtectionDomain
 
 if TYPE_CHECKING:
     import pytest
@@ -65,3 +68,32 @@ def hurry(monkeypatch: pytest.MonkeyPatch, *, turn_s: float = 5.0, short_s: floa
     """Give sends less time for their turn, and less for memory that is short."""
     monkeypatch.setattr(large_memory, "TURN_S", turn_s)
     monkeypatch.setattr(large_memory, "SHORT_S", short_s)
+
+
+# Shared memory
+
+
+def region_of(memory: Memory) -> MemoryRegion:
+    """Its registration, the only one."""
+    assert memory._region is not None
+    return memory._region
+
+
+def retain(part: LentPart) -> None:
+    """Note a use of a lent part."""
+    part._retain()
+
+
+def let_go(part: LentPart) -> None:
+    """Note the end of a use."""
+    part._let_go()
+
+
+def lend_by(patch: pytest.MonkeyPatch, kind: MWType | None) -> None:
+    """Have memory that is opened from now on lend its parts by windows of this type."""
+    patch.setattr(shared, "windows_of", lambda _: kind)
+
+
+def domain_for(memory: Memory, context: Context) -> ProtectionDomain:
+    """The protection domain for a connection on a device."""
+    return memory._domain(context)
