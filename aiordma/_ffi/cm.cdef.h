@@ -285,6 +285,8 @@ int rdma_leave_multicast(struct rdma_cm_id *id, struct sockaddr *addr);
 
 /* ---- functions: devices and names ------------------------------------------------------- */
 
+struct ibv_context **rdma_get_devices(int *num_devices);
+void rdma_free_devices(struct ibv_context **list);
 int rdma_getaddrinfo(const char *node, const char *service, const struct rdma_addrinfo *hints,
                      struct rdma_addrinfo **res);
 void rdma_freeaddrinfo(struct rdma_addrinfo *res);
