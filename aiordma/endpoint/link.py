@@ -161,7 +161,7 @@ class Link(AdapterSide):
         memory: Memory | None,
     ) -> None:
         super().__init__(cm_id, context, slots.completions, pd, qp)
-        qp._queues = ()
+        qp._posted_in_c = True
         config = plan.config
         self.slots: Slots = slots
         self.state: MessageState = MessageState(

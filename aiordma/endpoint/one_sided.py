@@ -166,7 +166,7 @@ class Operations:
         else:
             number = self._c.take_number()
         try:
-            await window.bind(self._link.qp, part.mr, part.offset, len(part), rights)
+            await window._bind(self._link.qp, part.mr, part.offset, len(part), rights)
         except (FlushedError, ResourceClosedError) as exc:
             raise self.lost() from exc
         finally:

@@ -152,6 +152,19 @@ class MemoryWindow(Resource):
 
         Cancellation: ends the wait; the bind takes place.
         """
+        qp._require_places()
+        await self._bind(qp, mr, offset, length, access, key)
+
+    async def _bind(
+        self,
+        qp: QueuePair,
+        mr: MemoryRegion,
+        offset: int,
+        length: int | None,
+        access: Access,
+        key: int | None = None,
+    ) -> None:
+        """As `bind`, for a queue pair whose places the caller counts."""
         end = mr.length if length is None else offset + length
         self._check(qp, mr, offset, end, access, key)
         rkey = self.rkey

@@ -110,7 +110,8 @@ class QueuePair(Resource):
 
     __slots__ = (
         "_cqs", "_expected", "_first_failure", "_groups", "_in_error", "_init", "_last_receive",
-        "_on_first_failure", "_queues", "_read_depth", "_rules", "limits", "num", "pd",
+        "_on_first_failure", "_posted_in_c", "_queues", "_read_depth", "_rules", "limits", "num",
+        "pd",
     )  # fmt: skip
 
     num: int
@@ -150,8 +151,9 @@ class QueuePair(Resource):
         self._read_depth: int | None = None  # reads that it may have under way, once connected
         # Both made for the first request: a connection posts in C, and needs none.
         self._rules: WRRules | None = None
-        # Empty if a connection posts to it in C, and counts the places.
-        self._queues: tuple[WorkQueue, WorkQueue] | tuple[()] | None = None
+        self._queues: tuple[WorkQueue, WorkQueue] | None = None
+        #: A connection posts to it in C, and counts the places.
+        self._posted_in_c = False
         self._last_receive: threading.Event | None = None
         parents = (*uses, pd, send_cq, recv_cq)
         super().__init__(handle, parents if attr.srq is None else (*parents, attr.srq))
@@ -165,12 +167,6 @@ class QueuePair(Resource):
 
     def _make_queues(self) -> tuple[WorkQueue, WorkQueue]:
         self._require()
-        if self._queues is not None:
-            msg = (
-                "a connection posts to this queue pair and counts its places: use the methods of "
-                "the connection, or a queue pair of your own in its protection domain"
-            )
-            raise ResourceBusyError(errno.EBUSY, msg)
         # Only as many requests as the CQs have room for, even where the device gave more.
         attr = self._init
         receives = attr.max_recv_wr if attr.srq is None else 0
@@ -180,12 +176,24 @@ class QueuePair(Resource):
         )
         return queues
 
+    def _require_places(self) -> None:
+        """Refuse a request of the program if a connection counts the places."""
+        if self._posted_in_c:
+            self._require()
+            msg = (
+                "a connection posts to this queue pair and counts its places: use the methods of "
+                "the connection, or a queue pair of your own in its protection domain"
+            )
+            raise ResourceBusyError(errno.EBUSY, msg)
+
     @property
     def _sq(self) -> WorkQueue:
+        self._require_places()
         return (self._queues or self._make_queues())[0]
 
     @property
     def _rq(self) -> WorkQueue:
+        self._require_places()
         return (self._queues or self._make_queues())[1]
 
     def _promise(self) -> None:
@@ -613,7 +621,9 @@ class QueuePair(Resource):
             opcode=Opcode.BIND_MW, mw=window, bind=SGE(mr, offset, length), bind_access=access,
             rkey=rkey,
         )  # fmt: skip
-        return await self._sq.completed(self._built_send([request]), "bind_mw")
+        # Not `_sq`: a connection has counted the place of its own request.
+        queue, _ = self._queues or self._make_queues()
+        return await queue.completed(self._built_send([request]), "bind_mw")
 
     # Multicast groups
 
