@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import gc
 import logging
@@ -23,11 +22,16 @@ import aiordma
 from aiordma.contrib import dask as backend
 from aiordma.contrib.dask import PIECE_BYTES, SEPARATE_BYTES, RdmaComm, RdmaConnector
 from tests.device.dask_comms import (
+    Served,
+    comms,
     connect,
     deserialize,
     get_address_host,
     listen,
+    loc_of,
+    passed,
     resolve_address,
+    served,
     to_serialize,
 )
 from tests.device.forking import in_child
@@ -48,48 +52,6 @@ async def in_time() -> AsyncIterator[None]:
     """Each wait of these tests has a bound."""
     async with asyncio.timeout(2 * LIMIT_S):
         yield
-
-
-def loc_of(address: str) -> str:
-    return f"rdma://{address}:0"
-
-
-class Served:
-    """A listener, and the comms that it has handed over."""
-
-    def __init__(self) -> None:
-        self.comms: asyncio.Queue[RdmaComm] = asyncio.Queue()
-        self.listener: Any = None
-
-    async def __call__(self, comm: RdmaComm) -> None:
-        self.comms.put_nowait(comm)
-
-
-@contextlib.asynccontextmanager
-async def served(where: str, deserialize: bool = True, **options: Any) -> AsyncIterator[Served]:
-    served = Served()
-    async with listen(where, served, deserialize=deserialize, **options) as served.listener:
-        yield served
-    while not served.comms.empty():
-        await served.comms.get_nowait().close()
-
-
-@contextlib.asynccontextmanager
-async def comms(address: str, deserialize: bool = True) -> AsyncIterator[tuple[RdmaComm, RdmaComm]]:
-    """Two connected ends: (client, server)."""
-    async with served(loc_of(address), deserialize) as there:
-        client = await connect(there.listener.contact_address, deserialize=deserialize)
-        server = await there.comms.get()
-        try:
-            yield client, server
-        finally:
-            await asyncio.gather(client.close(), server.close())
-
-
-async def passed(sender: RdmaComm, receiver: RdmaComm, message: Any) -> Any:
-    """The message, as the receiver has it."""
-    _, read = await asyncio.gather(sender.write(message), receiver.read())
-    return read
 
 
 # Messages
