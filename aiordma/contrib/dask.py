@@ -116,17 +116,18 @@ def _config_of(keepalive_s: float, idle_s: float, wait: str, spin_us: float) -> 
     )
 
 
+_FRAMES = FrameMemory(0)
+
+
 def _config() -> ConnectionConfig:
-    """The settings of connections, out of dask's configuration."""
+    """The settings of connections, out of dask's configuration; and that of the memory of all."""
+    _FRAMES.most_bytes = parse_bytes(_setting("keep", "64 MiB"))
     return _config_of(
         _seconds("keepalive", "10 s"),
         _seconds("idle-timeout", "5 minutes"),
         _setting("wait", "event"),
         float(_setting("spin-us", 50)),
     )
-
-
-_FRAMES = FrameMemory(0)
 
 
 # Addresses
@@ -250,7 +251,6 @@ class RdmaComm(Comm):
         self._connection = connection
         self._local_addr = local_addr
         self._peer_addr = peer_addr
-        _FRAMES.most_bytes = parse_bytes(_setting("keep", "64 MiB"))
         loop = asyncio.get_running_loop()
         self._finalizer = weakref.finalize(self, _abandon, connection, loop, repr(self))
         self._finalizer.atexit = False

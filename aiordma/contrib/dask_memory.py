@@ -1,12 +1,12 @@
 """dask_memory: memory for received frames, which serves the next frames when it is let go of.
 
 Theory of operation
-    The kernel clears each page of fresh memory when it is touched first, and a huge page twice
-    where it is started with `init_on_alloc`.  For a frame of 16 MiB that takes a third of the time
-    in which Soft-RoCE moves it.  The C library gives large memory back to the kernel when it is
+    The kernel clears each page of fresh memory when it is touched first, and a huge page twice if
+    it clears pages on allocation, too.  For a frame of 16 MiB that takes a third of the time in
+    which Soft-RoCE moves it.  The C library gives large memory back to the kernel when it is
     freed, so that each message would pay again.  Here it is kept instead, up to a limit.
 
-    A piece of memory is an anonymous mapping.  What is lent is an array of its own for each frame,
+    A piece of memory is an anonymous mapping.  Each frame is lent an array of its own over it,
     whose death says that nothing refers to the memory any more: a view of any kind refers to the
     array, because the owner of the array's memory is no array itself.
 
@@ -17,6 +17,7 @@ Theory of operation
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import queue
 import threading
@@ -57,7 +58,7 @@ class FrameMemory:
 
         Raises:
             MemoryError: There is not so much.
-            ValueError: Nobody has so much.
+            ValueError: No machine has so much.
         """
         if np is None or not LEAST_BYTES <= size <= self.most_bytes:
             return host_array(size)
@@ -69,7 +70,7 @@ class FrameMemory:
         return memoryview(array)
 
     def _kept(self, size: int) -> mmap.mmap | None:
-        """The smallest that fits; of what is much larger a part would lie idle."""
+        """The smallest that fits; of a much larger piece a part would lie idle."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
@@ -107,8 +108,6 @@ def _mapped(size: int) -> mmap.mmap:
     except OSError as exc:
         raise MemoryError(str(exc)) from exc
     if whole >= _HUGE_BYTES:
-        try:
+        with contextlib.suppress(OSError):  # the kernel has none
             memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # the kernel has none
-            pass
     return memory

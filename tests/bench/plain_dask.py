@@ -6,8 +6,8 @@ the address.  All else is the same program.
 - `dask-message`, with bytes of a text: a message with it goes there and back.  The figure is half a
   round trip in microseconds.
 - `dask-array`, with bytes: an array goes to the server, which has it in memory of its own, and
-  answers with a short message.  The figures are MiB/s, microseconds an array, and the processor
-  time of both processes in nanoseconds a byte.
+  answers with a short message.  The figures are MiB/s, microseconds an array, nanoseconds a
+  byte, and nanoseconds a byte of the processor time of both processes.
 
 The client prints one JSON object.
 """
@@ -87,8 +87,11 @@ async def arrays(comm: Any, size: int) -> Told:
         cpu_s += await both_used(comm)
     sent = count * size
     return {
-        "us": took / count * 1e6, "MiB/s": sent / took / 2**20, "cpu ns/B": cpu_s / sent * 1e9
-    }  # fmt: skip
+        "us": took / count * 1e6,
+        "MiB/s": sent / took / 2**20,
+        "ns/B": took / sent * 1e9,
+        "processes ns/B": cpu_s / sent * 1e9,
+    }
 
 
 async def both_used(comm: Any) -> float:

@@ -89,7 +89,11 @@ async def test_a_worker_is_killed_in_the_middle(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["default", "host", "interface"])
 async def test_a_cluster_in_this_process(address: str, where: str) -> None:
-    options = {"default": {}, "host": {"host": address}, "interface": {"interface": interface()}}
+    options: dict[str, dict[str, Any]] = {
+        "default": {},
+        "host": {"host": address},
+        "interface": {"interface": interface()},
+    }
     async with cluster_of(2, processes=False, **options[where]) as (cluster, client):
         addresses = [worker.address for worker in cluster.workers.values()]
         assert all(each.startswith(f"rdma://{address}:") for each in addresses)

@@ -36,7 +36,7 @@ from tests.device.dask_comms import (
 )
 from tests.device.forking import in_child
 from tests.device.oracle import until
-from tests.inside.contrib import connection_of, interface
+from tests.inside.contrib import connection_of, idle_frames, interface
 
 pytestmark = [pytest.mark.device, pytest.mark.dask]
 
@@ -112,6 +112,37 @@ async def test_arrays_of_a_message_can_be_freed_one_by_one(address: str) -> None
             assert np.array_equal(sent, got)
         owners = {id(owner_of(got)) for got in received[1:]}
         assert len(owners) == 4
+
+
+async def test_the_memory_of_a_dead_array_serves_the_next(address: str) -> None:
+    """And of an array that lives on, no other gets it, whatever refers to it."""
+    size = 3 << 20
+    async with comms(address) as (client, server):
+
+        async def received(value: int) -> Any:
+            message = {"array": to_serialize(np.full(size, value, "u1"))}
+            return (await passed(client, server, message))["array"]
+
+        first = await received(1)
+        place = first.ctypes.data
+        part = memoryview(first)[100:200]
+        del first
+        second = await received(2)
+        assert second.ctypes.data != place
+        assert set(part) == {1}
+        del part
+        third = await received(3)
+        assert third.ctypes.data == place
+        assert set(third.tolist()) == {3}
+        with dask.config.set({"distributed.comm.rdma.keep": "1 MiB"}):
+            async with comms(address):
+                del third
+                assert sum(idle_frames()) <= 1 << 20
+    with (
+        dask.config.set({"distributed.comm.rdma.keep": "much"}),
+        pytest.raises(ValueError, match="much"),
+    ):
+        await connect(f"rdma://{address}:1", timeout=1)
 
 
 def owner_of(thing: Any) -> Any:
@@ -432,7 +463,10 @@ async def test_canceled_calls_abort_the_comm(address: str) -> None:
             under_way = asyncio.ensure_future(
                 client.read() if call == "read" else client.write(large)
             )
-            await asyncio.sleep(0.01)
+            if call == "read":
+                await asyncio.sleep(0)
+            else:  # its frames are made in a thread first: a write that has sent nothing is no end
+                await until(lambda: connection_of(client).stats.messages_sent > 1)
             under_way.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await under_way

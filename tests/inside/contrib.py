@@ -52,6 +52,11 @@ def idle_of(frames: FrameMemory) -> list[int]:
     return [len(each) for each in frames._idle]
 
 
+def idle_frames() -> list[int]:
+    """Of the memory of frames of this process."""
+    return idle_of(dask._FRAMES)
+
+
 def lock_of(frames: FrameMemory) -> Any:
     """What is held while pieces are kept or taken."""
     return frames._lock
