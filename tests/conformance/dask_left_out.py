@@ -41,6 +41,14 @@ LEFT_OUT = {
     "core::test_connection_pool_catch_all_cancellederrors": _PRIVATE,
     "core::test_large_payload": "a message of 2 GiB, five times in memory: a guest of 16 GiB",
     "client::test_restrictions_*": _TWO,
+    "client::test_allow_restrictions": _TWO,
+    "client::test_unrunnable_task_runs": _TWO,
+    "client::test_workers_register_indirect_data": _TWO,
+    "client::test_client_replicate_host": _TWO,
+    "scheduler::test_host_address": _TWO,
+    "worker::test_host_address": _TWO,
+    "worker::test_prefer_gather_from_local_address": _TWO,
+    "worker::test_gather_dep_local_workers_first": _TWO,
     "nanny::test_worker_uses_same_host_as_nanny*": _TWO,
 }
 #: In virtual time: time passes only while everything sleeps.
