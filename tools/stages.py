@@ -177,6 +177,8 @@ _DEBUG = (
 _VIRTUAL = ("--timeout=7200",)
 UML = ("--engine", "uml")
 RXE = (*UML, "--device", "rxe")
+#: Five processes, and arrays of more than 256 MiB; what is not used is not taken.
+DASK_MEMORY = ("--memory", "3G")
 ALL_TESTS = "tests/device"
 
 #: Two run at a time, in this order: what everything waits for, what needs no kernel while that is
@@ -285,7 +287,7 @@ STAGES: tuple[Stage, ...] = (
     _device(
         "dask",
         "comms and clusters of Dask on Soft-RoCE, apart: its threads stay as long as the process",
-        RXE,
+        (*RXE, *DASK_MEMORY),
         ALL_TESTS,
         *("--loop=asyncio", "-m", "dask"),
         limit_s=900,
@@ -293,7 +295,7 @@ STAGES: tuple[Stage, ...] = (
     _device(
         "dask-siw",
         "comms of Dask on software iWARP and uvloop",
-        (*UML, "--device", "siw"),
+        (*UML, "--device", "siw", *DASK_MEMORY),
         ALL_TESTS,
         *("--loop=uvloop", "-m", "dask and not slow"),
         limit_s=600,

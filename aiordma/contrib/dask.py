@@ -11,7 +11,8 @@ Theory of operation
     long frame has no limit of its size.
 
     A received frame lies in memory of its own, which is writable, as that of other backends is: an
-    array that is made of it keeps no memory of the connection, and no other frame.  The frames
+    array that is made of it keeps no memory of the connection, and no other frame.  When nothing
+    refers to it any more, the memory serves another frame: see dask_memory.py.  The frames
     that distributed has cut out of a single buffer get a common piece of memory, in which
     distributed finds them side by side, and merges them without a copy.  A message with a single
     short frame is decoded where it lies: nothing of it is kept.
@@ -48,10 +49,10 @@ from distributed.comm.core import (
 )
 from distributed.comm.registry import Backend
 from distributed.comm.utils import from_frames, to_frames
-from distributed.protocol.utils import host_array
 from distributed.utils import ensure_ip, ensure_memoryview, get_ip, get_ip_interface, nbytes
 
 from aiordma.cm.address import is_local, is_loopback, look_up
+from aiordma.contrib.dask_memory import FrameMemory
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connect import connect
 from aiordma.endpoint.connection import Connection
@@ -115,8 +116,12 @@ def _config_of(keepalive_s: float, idle_s: float, wait: str, spin_us: float) -> 
     )
 
 
+_FRAMES = FrameMemory(0)
+
+
 def _config() -> ConnectionConfig:
-    """The settings of connections, out of dask's configuration."""
+    """The settings of connections, out of dask's configuration; and that of the memory of all."""
+    _FRAMES.most_bytes = parse_bytes(_setting("keep", "64 MiB"))
     return _config_of(
         _seconds("keepalive", "10 s"),
         _seconds("idle-timeout", "5 minutes"),
@@ -346,7 +351,7 @@ class RdmaComm(Comm):
         Raises:
             ValueError: The messages of the peer are no pieces of so many bytes.
         """
-        memory = host_array(size)
+        memory = _FRAMES.take(size)
         filled = 0
         if first is not None:
             filled = len(first)

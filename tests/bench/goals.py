@@ -38,6 +38,8 @@ class Goal:
         better: "lower" or "higher".
         strict: Whether the limit itself is not enough.
         guarded: Whether `make bench-check` looks at it.
+        less: Job and name of a bandwidth in MiB/s, whose nanoseconds a byte are taken off ours:
+            what stands for an adapter is a program that uses the same processor.
     """
 
     figure: str
@@ -48,6 +50,7 @@ class Goal:
     better: str = "lower"
     strict: bool = False
     guarded: bool = False
+    less: tuple[str, str] | None = None
 
     @property
     def wanted(self) -> str:
@@ -74,6 +77,10 @@ class Sample:
     def median(self) -> float:
         """The one in the middle."""
         return statistics.median(self.values)
+
+    def without(self, part: float) -> Sample:
+        """Each value less a part of it."""
+        return Sample(tuple(value - part for value in self.values))
 
     @property
     def spread(self) -> float:
@@ -118,7 +125,11 @@ def sample(results: Results, where: tuple[str, str] | None) -> Sample | None:
 
 def judge(goal: Goal, results: Results) -> Outcome:
     """Look a row up in the results."""
-    return Outcome(goal, sample(results, goal.ours), sample(results, goal.theirs))
+    ours = sample(results, goal.ours)
+    if ours is not None and goal.less is not None:
+        less = sample(results, goal.less)
+        ours = None if less is None else ours.without(1e9 / 2**20 / less.median)
+    return Outcome(goal, ours, sample(results, goal.theirs))
 
 
 def _latencies() -> list[Goal]:

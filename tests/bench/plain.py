@@ -43,6 +43,8 @@ DASK = {
     ("dask-array", 16 << 20): None,
     ("dask-array", 256 << 20): None,
 }
+#: The array with most rows.
+ARRAY = ("dask-array", 16 << 20)
 #: READ and WRITE, of plain_one_sided.py.
 ONE_SIDED = ("one-sided", SMALL)
 #: Memory of a READ or WRITE, and what it may take beside C.
@@ -334,7 +336,7 @@ def _streams() -> list[Goal]:
 
 
 def _dask() -> list[Goal]:
-    """Comms of distributed; the check leaves them out."""
+    """Comms of distributed; the check takes the message and the array of 16 MiB."""
     found = []
     for (form, number), limit in DASK.items():
         unit, better = ("us", "lower") if form == "dask-message" else ("MiB/s", "higher")
@@ -343,10 +345,26 @@ def _dask() -> list[Goal]:
             Goal(
                 f"Dask, {title(number)}, {what}", "tcp://",
                 (name(form, number), unit), (name(form, number, over="tcp"), unit),
-                math.inf if limit is None else limit, better,
+                math.inf if limit is None else limit, better, guarded=limit is not None,
             )
         )  # fmt: skip
-    return found
+    ours, tcp = (name(*ARRAY, over=over) for over in ("rdma", "tcp"))
+    title_of = f"Dask, {title(ARRAY[1])}, array"
+    spent = f"{title_of}, processor time a byte"
+    read = (f"ib_read_bw -e {1 << 20}", "MiB/s")
+    figure = "processes ns/B"
+    return [
+        *found,
+        Goal(
+            f"{title_of}, one way", "aiordma's streams, 64 KiB",
+            (ours, "MiB/s"), (name(*STREAMS[-1]), "MiB/s"), 1.0, "higher", guarded=True,
+        ),
+        Goal(f"{spent}, both processes", "tcp://", (ours, figure), (tcp, figure), 1, guarded=True),
+        Goal(
+            f"{spent}, less that of ib_read_bw", "tcp://",
+            (ours, "ns/B"), (tcp, "ns/B"), 1.0, guarded=True, less=read,
+        ),
+    ]  # fmt: skip
 
 
 def _one_sided() -> list[Goal]:

@@ -6,7 +6,8 @@ the address.  All else is the same program.
 - `dask-message`, with bytes of a text: a message with it goes there and back.  The figure is half a
   round trip in microseconds.
 - `dask-array`, with bytes: an array goes to the server, which has it in memory of its own, and
-  answers with a short message.  The figures are MiB/s, and microseconds an array.
+  answers with a short message.  The figures are MiB/s, microseconds an array, nanoseconds a
+  byte, and nanoseconds a byte of the processor time of both processes.
 
 The client prints one JSON object.
 """
@@ -36,6 +37,11 @@ MESSAGES, WARM_UP = 300, 20
 BYTES = 32 << 20
 
 
+def used(message: Any) -> dict[str, float]:
+    """The processor time of this process, if the message asks for it."""
+    return {"cpu_s": time.process_time()} if message.get("asks") else {}
+
+
 async def serve(scheme: str, address: str, port: int) -> None:
     """Answer one client, until it closes."""
     done = asyncio.Event()
@@ -44,7 +50,7 @@ async def serve(scheme: str, address: str, port: int) -> None:
         try:
             while True:
                 message = await comm.read()
-                await comm.write({"op": "got", "text": message.get("text")})
+                await comm.write({"op": "got", "text": message.get("text"), **used(message)})
         except OSError:
             await comm.close()
         finally:
@@ -70,14 +76,29 @@ async def arrays(comm: Any, size: int) -> Told:
     """Arrays there."""
     array = np.ones(size, "u1")
     count = max(1, BYTES // size)
-    took = 0.0
+    took = cpu_s = 0.0
     for _ in range(2):
+        cpu_s = -await both_used(comm)
         begun = time.perf_counter()
         for _ in range(count):
             await comm.write({"op": "take", "array": to_serialize(array)})
             await comm.read()
         took = time.perf_counter() - begun
-    return {"us": took / count * 1e6, "MiB/s": count * size / took / 2**20}
+        cpu_s += await both_used(comm)
+    sent = count * size
+    return {
+        "us": took / count * 1e6,
+        "MiB/s": sent / took / 2**20,
+        "ns/B": took / sent * 1e9,
+        "processes ns/B": cpu_s / sent * 1e9,
+    }
+
+
+async def both_used(comm: Any) -> float:
+    """The processor time of both processes, in seconds."""
+    await comm.write({"op": "ask", "asks": True})
+    theirs = (await comm.read())["cpu_s"]
+    return float(theirs) + time.process_time()
 
 
 #: By name.

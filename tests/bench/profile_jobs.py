@@ -17,6 +17,8 @@ TRIPS = 500
 CONNECTIONS = 100
 #: Bytes of large messages.
 SIZES = (65_536, 262_144, 1 << 20)
+#: Bytes of an array of Dask, and how many plain_dask.py sends of them.
+ARRAY, ARRAYS = 16 << 20, 2
 #: Completions of ib_send_lat before its window; it has one for each message, sent or received.
 SKIPPED = 200
 _PYVERBS_TRIPS, _PYVERBS_CONNECTIONS = 300, 20
@@ -94,14 +96,17 @@ def _floor(way: str, loop: str) -> Profiled:
     return Profiled(name, replace(job, name=name), HALF, 2 * jobs.TRIPS, FLOORS)
 
 
-def _plain(module: str, form: str, size: int, number: int, unit: str) -> Profiled:
-    """A program of plain_peer.py or plain_streams.py."""
+def _plain(
+    module: str, form: str, size: int, number: int, unit: str, over: str = "rdma"
+) -> Profiled:
+    """A program of plain_peer.py, plain_streams.py or plain_dask.py."""
     program = "python:tests.bench.profiled"
     client, server = (
-        (program, "plain", module, role, form, str(size), LOOPS[0], "rdma", "{address}", "{port}")
+        (program, "plain", module, role, form, str(size), LOOPS[0], over, "{address}", "{port}")
         for role in ("client", "server")
     )
-    job = Job(f"{form} {size}", "text", client, server)
+    name = f"{form} {size}" + (" TCP" if over == "tcp" else "")
+    job = Job(name, "text", client, server, listens=over)
     return Profiled(job.name, job, unit, number, LARGE)
 
 
@@ -135,6 +140,7 @@ ROWS: tuple[Profiled, ...] = (
     *(_floor(way, loop) for loop in LOOPS for way in ("callback", "resume")),
     *(row for size in SIZES for row in _large_messages(size)),
     _plain("streams", "pieces", 65_536, PIECES, "piece"),
+    *(_plain("dask", "dask-array", ARRAY, ARRAYS, "array", over) for over in ("rdma", "tcp")),
     _cmtime(),
     _connecting(),
     _connect("uvloop"),

@@ -23,7 +23,7 @@ from aiordma.cli import __main__ as cli
 from aiordma.cli.perf.kinds import Stop
 from aiordma.cli.perf.messages import MessageClient
 from aiordma.cli.perf.stream_protocols import ProtocolClient
-from tests.bench import plain_peer, plain_streams
+from tests.bench import plain_dask, plain_peer, plain_streams
 from tests.bench.growth import CONFIGS, loop_factory
 from tests.bench.jobs import MARKS
 from tests.bench.profile_jobs import CONNECTIONS
@@ -70,6 +70,10 @@ class Marking:
             _marks.bench_start()
         self._begun = not self._begun
         return time.perf_counter()
+
+    def process_time(self) -> float:
+        """Seconds, and no mark."""
+        return time.process_time()
 
 
 def told_at(port: int) -> str:
@@ -120,7 +124,7 @@ def main(words: list[str]) -> int:
         mark_perf()
         return int(cli.main([kind, *words]))
     if kind == "plain":
-        module: Any = {"peer": plain_peer, "streams": plain_streams}[words[0]]
+        module: Any = {"peer": plain_peer, "streams": plain_streams, "dask": plain_dask}[words[0]]
         if words[1] == "client":
             module.time = Marking()
         return int(module.main(words[1:]))

@@ -56,7 +56,7 @@ def outcomes(measured: Measured, rows: Sequence[goals.Goal]) -> list[goals.Outco
 def guarded() -> tuple[list[goals.Goal], list[jobs.Job]]:
     """The rows of the check, and the jobs that they need."""
     rows = [goal for goal in ROWS if goal.guarded]
-    needed = {where[0] for goal in rows for where in (goal.ours, goal.theirs) if where is not None}
+    needed = {where[0] for goal in rows for where in (goal.ours, goal.theirs, goal.less) if where}
     every = (*jobs.ours(), *jobs.programs(), *plain.jobs())
     return rows, [job for job in every if job.name in needed]
 

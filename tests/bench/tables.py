@@ -10,7 +10,9 @@ from tests.bench.goals import Outcome, Results, Sample
 GOAL_HEAD = ("figure", "beside", "ours", "theirs", "ratio", "goal", "")
 CHECK_HEAD = ("figure / beside", "recorded", "now", "change", "band", "")
 FIGURES_HEAD = ("program", "figure", "median", "rounds")
-_UNITS = {"us": "us", "us/s": "us/s", "MiB/s": "MiB/s", "Mpps": "k/s", "KiB": "KiB"}
+_UNITS = {
+    "us": "us", "us/s": "us/s", "MiB/s": "MiB/s", "Mpps": "k/s", "KiB": "KiB", "ns/B": "ns/B",
+}  # fmt: skip
 
 Row = tuple[str, ...]
 

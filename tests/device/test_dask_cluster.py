@@ -9,37 +9,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from distributed.deploy.local import LocalCluster
 
+from tests.device.dask_clusters import LIMIT_S, cluster_of
 from tests.device.dask_comms import Client
 from tests.device.oracle import until
 from tests.inside.contrib import interface
 
 pytestmark = [pytest.mark.device, pytest.mark.dask, pytest.mark.slow, pytest.mark.timeout(280)]
-
-LIMIT_S = 120
-#: Of the dashboards, whose server is Tornado's: none.
-QUIET = {"dashboard_address": None, "silence_logs": "CRITICAL"}
-
-
-@contextlib.asynccontextmanager
-async def cluster_of(workers: int, **options: Any) -> AsyncIterator[tuple[Any, Any]]:
-    """A cluster and its client."""
-    async with (
-        asyncio.timeout(LIMIT_S),
-        LocalCluster(
-            n_workers=workers, threads_per_worker=1, protocol="rdma", memory_limit=None,
-            asynchronous=True, **QUIET, **options,
-        ) as cluster,
-        Client(cluster, asynchronous=True) as client,
-    ):  # fmt: skip
-        yield cluster, client
 
 
 def make(n: int, size: int) -> Any:
@@ -107,7 +89,11 @@ async def test_a_worker_is_killed_in_the_middle(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["default", "host", "interface"])
 async def test_a_cluster_in_this_process(address: str, where: str) -> None:
-    options = {"default": {}, "host": {"host": address}, "interface": {"interface": interface()}}
+    options: dict[str, dict[str, Any]] = {
+        "default": {},
+        "host": {"host": address},
+        "interface": {"interface": interface()},
+    }
     async with cluster_of(2, processes=False, **options[where]) as (cluster, client):
         addresses = [worker.address for worker in cluster.workers.values()]
         assert all(each.startswith(f"rdma://{address}:") for each in addresses)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import gc
 import logging
@@ -23,16 +22,21 @@ import aiordma
 from aiordma.contrib import dask as backend
 from aiordma.contrib.dask import PIECE_BYTES, SEPARATE_BYTES, RdmaComm, RdmaConnector
 from tests.device.dask_comms import (
+    Served,
+    comms,
     connect,
     deserialize,
     get_address_host,
     listen,
+    loc_of,
+    passed,
     resolve_address,
+    served,
     to_serialize,
 )
 from tests.device.forking import in_child
 from tests.device.oracle import until
-from tests.inside.contrib import connection_of, interface
+from tests.inside.contrib import connection_of, idle_frames, interface
 
 pytestmark = [pytest.mark.device, pytest.mark.dask]
 
@@ -48,48 +52,6 @@ async def in_time() -> AsyncIterator[None]:
     """Each wait of these tests has a bound."""
     async with asyncio.timeout(2 * LIMIT_S):
         yield
-
-
-def loc_of(address: str) -> str:
-    return f"rdma://{address}:0"
-
-
-class Served:
-    """A listener, and the comms that it has handed over."""
-
-    def __init__(self) -> None:
-        self.comms: asyncio.Queue[RdmaComm] = asyncio.Queue()
-        self.listener: Any = None
-
-    async def __call__(self, comm: RdmaComm) -> None:
-        self.comms.put_nowait(comm)
-
-
-@contextlib.asynccontextmanager
-async def served(where: str, deserialize: bool = True, **options: Any) -> AsyncIterator[Served]:
-    served = Served()
-    async with listen(where, served, deserialize=deserialize, **options) as served.listener:
-        yield served
-    while not served.comms.empty():
-        await served.comms.get_nowait().close()
-
-
-@contextlib.asynccontextmanager
-async def comms(address: str, deserialize: bool = True) -> AsyncIterator[tuple[RdmaComm, RdmaComm]]:
-    """Two connected ends: (client, server)."""
-    async with served(loc_of(address), deserialize) as there:
-        client = await connect(there.listener.contact_address, deserialize=deserialize)
-        server = await there.comms.get()
-        try:
-            yield client, server
-        finally:
-            await asyncio.gather(client.close(), server.close())
-
-
-async def passed(sender: RdmaComm, receiver: RdmaComm, message: Any) -> Any:
-    """The message, as the receiver has it."""
-    _, read = await asyncio.gather(sender.write(message), receiver.read())
-    return read
 
 
 # Messages
@@ -150,6 +112,37 @@ async def test_arrays_of_a_message_can_be_freed_one_by_one(address: str) -> None
             assert np.array_equal(sent, got)
         owners = {id(owner_of(got)) for got in received[1:]}
         assert len(owners) == 4
+
+
+async def test_the_memory_of_a_dead_array_serves_the_next(address: str) -> None:
+    """And of an array that lives on, no other gets it, whatever refers to it."""
+    size = 3 << 20
+    async with comms(address) as (client, server):
+
+        async def received(value: int) -> Any:
+            message = {"array": to_serialize(np.full(size, value, "u1"))}
+            return (await passed(client, server, message))["array"]
+
+        first = await received(1)
+        place = first.ctypes.data
+        part = memoryview(first)[100:200]
+        del first
+        second = await received(2)
+        assert second.ctypes.data != place
+        assert set(part) == {1}
+        del part
+        third = await received(3)
+        assert third.ctypes.data == place
+        assert set(third.tolist()) == {3}
+        with dask.config.set({"distributed.comm.rdma.keep": "1 MiB"}):
+            async with comms(address):
+                del third
+                assert sum(idle_frames()) <= 1 << 20
+    with (
+        dask.config.set({"distributed.comm.rdma.keep": "much"}),
+        pytest.raises(ValueError, match="much"),
+    ):
+        await connect(f"rdma://{address}:1", timeout=1)
 
 
 def owner_of(thing: Any) -> Any:
@@ -470,7 +463,10 @@ async def test_canceled_calls_abort_the_comm(address: str) -> None:
             under_way = asyncio.ensure_future(
                 client.read() if call == "read" else client.write(large)
             )
-            await asyncio.sleep(0.01)
+            if call == "read":
+                await asyncio.sleep(0)
+            else:  # its frames are made in a thread first: a write that has sent nothing is no end
+                await until(lambda: connection_of(client).stats.messages_sent > 1)
             under_way.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await under_way

@@ -8,6 +8,7 @@ from aiordma import Connection, ConnectionConfig
 from aiordma.contrib import dask
 from aiordma.contrib import numpy as arrays
 from aiordma.contrib.dask import RdmaComm
+from aiordma.contrib.dask_memory import FrameMemory
 
 
 def header_of(array: Any) -> bytes:
@@ -44,3 +45,18 @@ def settings() -> ConnectionConfig:
 def connection_of(comm: RdmaComm) -> Connection:
     """The connection of a comm."""
     return comm._connection
+
+
+def idle_of(frames: FrameMemory) -> list[int]:
+    """Bytes of each piece of memory that is kept, the oldest first."""
+    return [len(each) for each in frames._idle]
+
+
+def idle_frames() -> list[int]:
+    """Of the memory of frames of this process."""
+    return idle_of(dask._FRAMES)
+
+
+def lock_of(frames: FrameMemory) -> Any:
+    """What is held while pieces are kept or taken."""
+    return frames._lock
