@@ -378,7 +378,7 @@ def figures() -> list[Figure]:
         Figure("files in endpoint/", files_in("endpoint"), 15, 15),
         Figure("files in streams/", files_in("streams"), 15, 15),
         Figure("files in verbs/", files_in("verbs"), 26, 24),
-        Figure("most attributes of a class", most, 20, 20, largest),
+        Figure("most attributes of a class", most, 21, 20, largest),
         Figure("callbacks overwritten at the end", sum(ends.values()), 0, 5, ", ".join(ends)),
         Figure("files that a byte passes", len(passed), 5, 5, ", ".join(passed)),
         Figure(

@@ -224,7 +224,7 @@ class Link(AdapterSide):
         return link
 
     @property
-    def memory(self) -> Memory | None:
+    def shared(self) -> Memory | None:
         """The memory in whose protection domain it is; None: the domain is its own."""
         return self.buffers.shared
 
@@ -236,8 +236,8 @@ class Link(AdapterSide):
     def start(self, owner: LinkOwner) -> None:
         """Begin to take completions, call `owner` for them, and post all receives."""
         self._owner = owner
-        if self.memory is not None:
-            self.memory._join(owner)
+        if (memory := self.shared) is not None:
+            memory._join(owner)
         self._begin()
         self._bind()
         self.completions.let_c_take(self.state, self.state)

@@ -417,7 +417,7 @@ class OneSided:
             ValueError: It is of other memory.
             Others: as `Memory._check`, for a lease.
         """
-        memory = self._link.memory
+        memory = self._link.shared
         if memory is None or not memory._has(part):
             msg = (
                 "the part is not of the memory that this connection shares: make the connection "

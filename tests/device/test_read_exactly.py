@@ -11,6 +11,7 @@ import pytest
 
 from tests.device.oracle import until
 from tests.device.streaming import LIMIT_S, stream_pair
+from tests.inside.streams import buffered, in_the_ring, is_waiting
 
 pytestmark = pytest.mark.device
 
@@ -33,7 +34,7 @@ async def test_every_way_that_bytes_come(address: str, size: int, early: int) ->
         async with asyncio.timeout(LIMIT_S):
             if early:
                 assert await reader.read(1) == data[:1]
-                await until(lambda: len(reader._buffer) >= min(early, 1000))
+                await until(lambda: len(buffered(reader)) >= min(early, 1000))
             got = await reader.readexactly(size)
             assert type(got) is bytes
             assert got == data[min(early, 1) :][:size]
@@ -69,9 +70,8 @@ async def test_no_memory_is_taken_for_bytes_that_have_not_come(address: str) -> 
         tracemalloc.start()
         try:
             reading = asyncio.create_task(reader.readexactly(1 << 44))
-            state = reader._transport._in.state  # type: ignore[attr-defined]
             # They lie in the ring, or in the reader if they were faster than the call.
-            await until(lambda: state.readable == 3 or reader._buffer == b"few")
+            await until(lambda: in_the_ring(reader) == 3 or buffered(reader) == b"few")
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -120,8 +120,8 @@ async def test_an_exception_of_the_protocol(address: str, size: int) -> None:
         for wait in (reading, reader.readexactly(size)):
             with pytest.raises(ZeroDivisionError):
                 await wait
-        assert data.startswith(bytes(reader._buffer))
-        assert len(reader._buffer) > MIB
+        assert data.startswith(buffered(reader))
+        assert len(buffered(reader)) > MIB
 
 
 async def test_a_second_reader_is_refused_and_harms_nothing(address: str) -> None:
@@ -129,7 +129,7 @@ async def test_a_second_reader_is_refused_and_harms_nothing(address: str) -> Non
     async with stream_pair(address) as ((reader, _), (_, writer)):
         reading = asyncio.create_task(reader.readexactly(MIB))
         writer.write(data[:1000])
-        await until(lambda: reader._transport._in.waiting)  # type: ignore[attr-defined]
+        await until(lambda: is_waiting(reader))
         with pytest.raises(RuntimeError, match="another coroutine"):
             await reader.readexactly(MIB)
         writer.write(data[1000:])

@@ -653,7 +653,7 @@ async def test_pools_requests_and_the_choice_of_a_server(address: str) -> None:
                 connecting = asyncio.create_task(aiordma.connect(address, listener.port))
                 options: dict[str, Any] = {} if choice is ... else {"memory": choice}
                 async with await (await anext(requests)).accept(**options) as end, await connecting:
-                    assert (link_of(end).memory is memory) is (choice is not None)
+                    assert (link_of(end).shared is memory) is (choice is not None)
 
 
 async def test_its_bytes_count_with_those_of_connections(address: str) -> None:

@@ -30,6 +30,21 @@ def knows_end(reader: RdmaStreamReader) -> bool:
     return reader._eof
 
 
+def buffered(reader: RdmaStreamReader) -> bytes:
+    """The bytes that lie in a reader, and not in the ring."""
+    return bytes(reader._buffer)
+
+
+def in_the_ring(reader: RdmaStreamReader) -> int:
+    """How many bytes have arrived that the reader does not have."""
+    return cast("Any", reader)._transport._in.state.readable  # type: ignore[no-any-return]
+
+
+def is_waiting(reader: RdmaStreamReader) -> bool:
+    """Whether a task waits for bytes."""
+    return bool(cast("Any", reader)._transport._in.waiting)
+
+
 def lose_end(transport: Any) -> None:
     """As if a KeyboardInterrupt had come before the report of the end was scheduled."""
     transport._over = True

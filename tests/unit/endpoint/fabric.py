@@ -165,6 +165,7 @@ class FakeLink(Link):
         self.in_the_open = False
         self.account = Account(ByteBudget(1 << 30), "peer")
         self.memory = LargeMemory(1 << 30)
+        self.shared, self.own_pd = None, True
         self._owner = None
         self.closed = False
         self.failure = None
