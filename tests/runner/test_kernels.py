@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.uml, pytest.mark.kernels, pytest.mark.timeout(3600)]
 UML = ("--engine", "uml")
 _FIRST_S, _AGAIN_S = 3.0, 2.0  # of processor time, which other programs do not stretch
 #: Short, and of each kind: messages, one-sided operations, streams, datagrams.
-_DEVICE_TESTS = ("messages", "one_sided", "streams", "datagrams")
+_DEVICE_TESTS = ("messages", "one_sided", "streams", "datagram")
 
 
 @pytest.fixture(params=KERNELS)

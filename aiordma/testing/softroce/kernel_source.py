@@ -1,6 +1,6 @@
 """The source of a guest's kernel: a package ``linux-source-X.Y`` of the distribution, or of Debian.
 
-A system knows one or two of them.  One that is asked for by name, and that the system does not
+A system knows one or two of them.  A kernel that is asked for by name, and that the system does not
 know, is looked up in the other releases of Debian: with lists of packages of its own, in a scratch
 folder, so that the system's stay as they are and no root is needed.  apt checks their signatures
 with Debian's keys, as for any other package.

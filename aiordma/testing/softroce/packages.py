@@ -192,7 +192,7 @@ def download(
     Needs no root; for `apt` see `candidate`.
 
     Raises:
-        InfrastructureError: one cannot be had.
+        InfrastructureError: a package cannot be had.
     """
     folder.mkdir()
     options = ["-o", "APT::Sandbox::User=root"] if os.geteuid() == 0 else []

@@ -76,7 +76,7 @@ def kernel_name(options: Options) -> str | None:
     """Return the name of the kernel that is asked for, by the option or by the environment.
 
     Raises:
-        UsageError: what the environment has is no name.
+        UsageError: the variable holds no name.
     """
     name = os.environ.get(KERNEL)
     return options.kernel or (check_kernel(name, KERNEL) if name else None)
