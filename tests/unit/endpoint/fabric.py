@@ -165,7 +165,6 @@ class FakeLink(Link):
         self.in_the_open = False
         self.account = Account(ByteBudget(1 << 30), "peer")
         self.memory = LargeMemory(1 << 30)
-        self.shared, self.own_pd = None, True
         self._owner = None
         self.closed = False
         self.failure = None
@@ -199,6 +198,16 @@ class FakeLink(Link):
         self.reads: deque[tuple[int, FakeRegion, int, int, tuple[int, int]]] = deque()
         self.busy: set[int] = set()  # own send slots under way
         self.pinned: set[Any] = set()
+
+    @property
+    def shared(self) -> None:
+        """No memory: the domain is its own."""
+        return
+
+    @property
+    def own_pd(self) -> bool:
+        """Likewise."""
+        return True
 
     def _begin(self) -> None:
         """There is no table of slots."""
