@@ -36,6 +36,7 @@ from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import EventType
+from aiordma.endpoint.carrier import FrameCarrier
 from aiordma.endpoint.config import ConnectionConfig, plan_of
 from aiordma.endpoint.events import ConnectionEvents, EventHub
 from aiordma.endpoint.large import LargeMessages, checks
@@ -73,13 +74,12 @@ from aiordma.link.adapter_side import reason_of
 from aiordma.link.ending import Ending, LastSteps
 from aiordma.link.keepalive import Keepalive, loop_id
 from aiordma.link.log_share import VIOLATIONS
-from aiordma.link.source import source_of
 from aiordma.link.tally import COUNTERS, ConnectionStats
 from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.memory.remote import RemoteRegion
-from aiordma.requests.budget import RequestBudget, Share
+from aiordma.requests.budget import RequestBudget
 from aiordma.requests.calls import Calls
 from aiordma.requests.exchange import Exchange
 from aiordma.requests.served import Requests
@@ -423,7 +423,12 @@ class Connection:
             if self.config.raw:
                 raise os_error(errno.EOPNOTSUPP, "requests", detail="on a raw connection")
             self._outcome.require_open()
-            exchange = self._receiver.reserve(Exchange(self._link.loop, self))
+            send = functools.partial(Connection.send, self)  # of the class: `send` is replaced
+            carrier = FrameCarrier(
+                self._link, self._receiver, self._outcome, send, self._require_size,
+                self._request_budget,
+            )  # fmt: skip
+            exchange = self._receiver.reserve(Exchange(self._link.loop, carrier))
             vars(self)["send"] = _no_send  # so that a send without requests pays nothing
             exchange.start()
         return exchange
@@ -432,33 +437,9 @@ class Connection:
     def _carries_requests(self) -> bool:
         return self._receiver.exchange is not None
 
-    def _send_frame(self, data: Any, imm: int | None) -> Coroutine[Any, Any, None]:
-        return Connection.send(self, data, imm)
-
-    @property
-    def _frame_sender(self) -> Callable[[bytes, None], int]:
-        return self._state.send_buffer
-
-    @property
-    def _frame_reader(self) -> Callable[[], Coroutine[Any, Any, Message]]:
-        return functools.partial(self._state.receiving, self._receiver)
-
-    @property
-    def _frame_room(self) -> int:
-        return self._state.eager_size
-
-    @property
-    def _request_share(self) -> Share | None:
-        if self._request_budget is None:
-            return None
-        return Share(self._request_budget, source_of(self._link.cm_id.destination_address))
-
     def _require_size(self, size: int) -> None:
         if size > self._state.eager_size:
             self._large.exposer.check_size(size)
-
-    def _break_requests(self, cause: BaseException) -> None:
-        self._link.fail(cause)
 
     # Memory of the peer, and of this side
 

@@ -244,7 +244,7 @@ class Served:
 
     Attributes:
         loop: The connection's loop.
-        carrier: The connection.
+        carrier: The connection, as it carries frames.
         sender: Sends a frame if there is room.
         room: Bytes of a body that fits into a slot beside its header.
     """
