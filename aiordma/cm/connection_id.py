@@ -730,9 +730,8 @@ class ConnectionId(Resource):
         """Return the attributes of a queue pair for its change to a state (`rdma_init_qp_attr(3)`).
 
         For a queue pair that is not the id's own; its own queue pair is moved here.  The connection
-        manager proposes them, for `QueuePair.modify`, or for another library:
-
-            qp.modify(**cm_id.init_qp_attr(QPState.INIT))
+        manager proposes them, for `QueuePair.modify`, which takes them by name
+        (``qp.modify(**cm_id.init_qp_attr(QPState.INIT))``), or for another library.
 
         Its proposals for `min_rnr_timer` (0, which is 655 ms) and for the accesses and retries that
         the peer has asked for can be changed before.
