@@ -217,16 +217,16 @@ class BringUp:
             detail = "(iWARP connects a queue pair by the connection manager only: ConnectionId)"
             raise os_error(errno.EOPNOTSUPP, "ibv_modify_qp", detail=detail)
         port = context.query_port(config.port_num)
-        self.qp = qp
-        self.config = config
-        self.gid_index = (
+        self.qp: QueuePair = qp
+        self.config: BringUpConfig = config
+        self.gid_index: int = (
             _reachable_gid(context, config.port_num, port.link_layer)
             if config.gid_index is None
             else config.gid_index
         )
         gid = context.query_gid(config.port_num, self.gid_index).gid
         reads = _lower(config.max_dest_rd_atomic, min(context.attributes.max_qp_rd_atom, 255))
-        self.address = QPAddress(
+        self.address: QPAddress = QPAddress(
             qp_num=qp.num,
             psn=secrets.randbits(24) if config.psn is None else config.psn,
             gid=gid,
