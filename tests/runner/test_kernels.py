@@ -28,8 +28,13 @@ pytestmark = [pytest.mark.uml, pytest.mark.kernels, pytest.mark.timeout(3600)]
 
 UML = ("--engine", "uml")
 _FIRST_S, _AGAIN_S = 3.0, 2.0  # of processor time, which other programs do not stretch
-#: Short, and of each kind: messages, one-sided operations, streams, datagrams.
-_DEVICE_TESTS = ("messages", "one_sided", "streams", "datagram")
+#: Short, and of each kind; iWARP has no datagrams.
+_DEVICE_TESTS = {
+    "rxe": ("messages", "one_sided", "streams", "datagram"),
+    "siw": ("messages", "one_sided", "streams"),
+}
+#: Its Soft-RoCE ends a queue pair at a datagram that is too long for the receive.
+_NOT_ON_6_1 = "tests/device/test_datagram.py::test_what_does_not_fit_the_receive_is_dropped"
 
 
 @pytest.fixture(params=KERNELS)
@@ -84,12 +89,13 @@ def test_a_processor_without_xsave(name: str) -> None:
 
 @pytest.mark.parametrize(("device", "loop"), [("rxe", "asyncio"), ("siw", "uvloop")])
 def test_device_tests(name: str, device: str, loop: str, softroce: Runner) -> None:
-    files = [f"tests/device/test_{kind}.py" for kind in _DEVICE_TESTS]
+    files = [f"tests/device/test_{kind}.py" for kind in _DEVICE_TESTS[device]]
+    left_out = [f"--deselect={_NOT_ON_6_1}"] if name == "6.1" else []
     iwarp = "" if device == "siw" else " and not siw"
     process = softroce.start(
         *UML, "--kernel", name, "--device", device, "--", sys.executable, "-m", "pytest", "-q",
         "-W", "error", "-p", "no:cacheprovider", "--tb=short", f"--loop={loop}",
-        "-m", f"not slow and not virtual_time and not two_hosts and not qemu{iwarp}", *files,
+        "-m", f"not slow and not virtual_time and not two_hosts and not qemu{iwarp}", *left_out, *files,
         cwd=REPOSITORY,
     )  # fmt: skip
     out, err = process.communicate(timeout=1200)
