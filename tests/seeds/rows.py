@@ -23,6 +23,8 @@ SECTIONS: dict[int, str] = {
     118: "Prepared posts (stateful verb methods)",
     124: "Removing",
     133: "Context",
+    110: "a message without a receive ends the connection, and is not repeated",
+    117: "a query tells the numbers that were asked for, or more",
 }
 
 ROWS: dict[int, str] = {

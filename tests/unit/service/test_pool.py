@@ -87,7 +87,9 @@ class Server:
         self.answering = asyncio.Event()
         self.answering.set()
 
-    async def connect(self, host: str, port: int, *, config: ConnectionConfig | None) -> Fake:
+    async def connect(
+        self, host: str, port: int, *, config: ConnectionConfig | None, memory: None = None
+    ) -> Fake:
         self.attempts.append(asyncio.get_running_loop().time())
         await asyncio.sleep(0)
         if not self.up:
