@@ -95,7 +95,8 @@ def test_device_tests(name: str, device: str, loop: str, softroce: Runner) -> No
     process = softroce.start(
         *UML, "--kernel", name, "--device", device, "--", sys.executable, "-m", "pytest", "-q",
         "-W", "error", "-p", "no:cacheprovider", "--tb=short", f"--loop={loop}",
-        "-m", f"not slow and not virtual_time and not two_hosts and not qemu{iwarp}", *left_out, *files,
+        "-m", f"not slow and not virtual_time and not two_hosts and not qemu{iwarp}",
+        *left_out, *files,
         cwd=REPOSITORY,
     )  # fmt: skip
     out, err = process.communicate(timeout=1200)

@@ -23,8 +23,6 @@ SECTIONS: dict[int, str] = {
     118: "Prepared posts (stateful verb methods)",
     124: "Removing",
     133: "Context",
-    110: "a message without a receive ends the connection, and is not repeated",
-    117: "a query tells the numbers that were asked for, or more",
 }
 
 ROWS: dict[int, str] = {
@@ -183,6 +181,8 @@ IWARP_DIFFERS: dict[int, str] = {
     66: "`query()` tells the two depths exchanged",
     101: "requests for solicited completions are never answered; completions can be polled",
     103: "completion queues cannot grow: the queue pair is refused with ValueError",
+    110: "a message without a receive ends the connection, and is not repeated",
+    117: "a query tells the numbers that were asked for, or more",
 }
 
 
