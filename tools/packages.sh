@@ -30,6 +30,7 @@ peers  | cmd:ib_send_lat                                    | perftest
 peers  | cmd:readelf                                        | binutils
 peers  | cmd:openssl                                        | openssl
 peers  | cmd:socat                                          | socat
+peers  | cmd:ctest                                          | cmake
 peers  | cmd:curl                                           | curl
 peers  | cmd:strace                                         | strace
 peers  | cmd:python3-dbg                                    | python3-dbg

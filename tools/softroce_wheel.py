@@ -4,8 +4,8 @@ The wheel has User-Mode Linux kernels of several series, and rdma-core, iproute2
 their guests, so that ``python -m aiordma.testing.softroce`` needs no compiler, no package of the
 system and no network.  The kernels are those that the runner builds; the programs and libraries
 come out of Debian's packages, as they are, but with the place of their libraries.  ``SOURCES.md``
-in the wheel names the source of each with its version; two builds from the same packages are the
-same, byte for byte.
+in the wheel names the source of each with its version; two builds from the same packages and
+kernels are the same, byte for byte.
 """
 
 from __future__ import annotations

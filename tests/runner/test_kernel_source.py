@@ -11,6 +11,15 @@ import pytest
 from aiordma.testing.softroce import cache, kernel_build, kernel_source, packages, tools
 from aiordma.testing.softroce.errors import InfrastructureError
 
+#: As apt tells of them: of another distribution, of Debian's releases, and of one without a list.
+MIRRORS = """\
+http://other.example/ubuntu/ noble Ubuntu
+http://mirror.example/debian/ bookworm Debian
+http://mirror.example/debian-security/ bookworm-security Debian
+http://mirror.example/debian/ bookworm-updates Debian
+http://mirror.example/none/
+"""
+
 
 @pytest.fixture
 def shop(tmp_path: Path) -> cache.Workshop:
@@ -26,6 +35,8 @@ def fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         other = any(word.startswith("Dir::Etc::SourceList=") for word in argv)
         known = "linux-source-7.2" if other else "linux-source-6.1"
         out = f"{known}\n" if "pkgnames" in argv else ""
+        if argv[1] == "indextargets":
+            out = MIRRORS
         if argv[0] == "dpkg-deb":
             out = "1.0\n"
         if argv[-2] == "policy":
@@ -70,6 +81,18 @@ def test_another_release_has_it(fetched: list[str], shop: cache.Workshop) -> Non
         assert "Dir::Etc::SourceParts=-" in line
     sources = (shop.scratch / "apt/sources.list").read_text().splitlines()
     assert all(line.startswith(f"deb [signed-by={kernel_source.KEYS}] ") for line in sources)
+    # Of the mirrors that the system has.
+    assert sources[0].endswith("] http://mirror.example/debian/ bookworm main")
+    assert sources[1].endswith("] http://mirror.example/debian-security/ bookworm-security main")
+
+
+@pytest.mark.usefixtures("fetched")
+def test_there_is_no_mirror_of_debian(
+    shop: cache.Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.MIRRORS", "http://other.example/ubuntu/ noble Ubuntu\n")
+    with pytest.raises(InfrastructureError, match="apt has no mirror of Debian"):
+        kernel_source.get(shop, "7.2")
 
 
 def test_no_release_has_it(fetched: list[str], shop: cache.Workshop) -> None:

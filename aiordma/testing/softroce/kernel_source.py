@@ -18,13 +18,11 @@ from .errors import InfrastructureError
 from .options import OLDEST_KERNEL
 
 PATTERN = r"linux-source-([0-9.]+)"
-_MIRROR = "http://deb.debian.org/debian"
-_SECURITY = "http://deb.debian.org/debian-security"
-#: Address and suite; a package is taken from the first that has the highest version of it.
+#: Suites of Debian, and whether each is on the mirror for security; a package is taken from the
+#: first that has the highest version of it.
 _SUITES = (
-    (_MIRROR, "bookworm"), (_SECURITY, "bookworm-security"), (_MIRROR, "bookworm-backports"),
-    (_MIRROR, "trixie"), (_SECURITY, "trixie-security"), (_MIRROR, "trixie-backports"),
-    (_MIRROR, "sid"),
+    ("bookworm", False), ("bookworm-security", True), ("bookworm-backports", False),
+    ("trixie", False), ("trixie-security", True), ("trixie-backports", False), ("sid", False),
 )  # fmt: skip
 KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _LISTS_SECONDS = 900.0
@@ -97,6 +95,21 @@ def _find(shop: Workshop, name: str, verbose: bool) -> tuple[str, ...]:
     )
 
 
+def _mirrors() -> dict[bool, str]:
+    """Return the addresses of Debian that apt has, by whether it is the one for security."""
+    found = tools.query(
+        [
+            "apt-get", "indextargets", "--format", "$(REPO_URI) $(CODENAME) $(ORIGIN)",
+            "Created-By: Packages",
+        ]
+    )  # fmt: skip
+    mirrors: dict[bool, str] = {}
+    for words in map(str.split, found.stdout.splitlines()):
+        if len(words) == 3 and words[2] == "Debian":
+            mirrors.setdefault(words[1].endswith("-security"), words[0])
+    return mirrors
+
+
 def _other_releases(shop: Workshop, name: str, verbose: bool) -> tuple[str, ...]:
     """Return options with which apt knows Debian's releases, and fetch their lists."""
     if not KEYS.exists():
@@ -104,13 +117,19 @@ def _other_releases(shop: Workshop, name: str, verbose: bool) -> tuple[str, ...]
             f"the packages of this system have no {package_of(name)}, and to look for it in "
             "Debian's takes Debian's keys: install debian-archive-keyring"
         )
+    mirrors = _mirrors()
+    if False not in mirrors:
+        raise InfrastructureError(
+            f"the packages of this system have no {package_of(name)}, and apt has no mirror of "
+            "Debian to look for it (of another distribution, or before apt-get update)"
+        )
     folder = shop.scratch / "apt"
     for part in ("state/lists/partial", "cache/archives/partial"):
         (folder / part).mkdir(parents=True)
     (folder / "status").touch()
     sources = folder / "sources.list"
-    sources.write_text("".join(f"deb [signed-by={KEYS}] {address} {suite} main\n"
-                               for address, suite in _SUITES))  # fmt: skip
+    sources.write_text("".join(f"deb [signed-by={KEYS}] {mirrors[security]} {suite} main\n"
+                               for suite, security in _SUITES if security in mirrors))  # fmt: skip
     apt = (
         "-o", f"Dir::State={folder}/state",
         "-o", f"Dir::State::status={folder}/status",
