@@ -91,6 +91,9 @@ class QPAddress:
     def from_bytes(cls, data: bytes) -> Self:
         """The address that `bytes()` has packed.
 
+        Args:
+            data: The bytes, as the peer has sent them.
+
         Raises:
             ProtocolError: These bytes are no such address.
         """

@@ -188,7 +188,17 @@ class PreparedReceives:
     ) -> Self:
         """Change a receive in place, for the executions from now on; returns itself.
 
-        Arguments and exceptions are those of `PreparedPost.patch`.
+        Args:
+            request: The receive, counted from 0.
+            wr_id: The number of its completion.
+            piece: The piece that the following change, counted from 0.
+            region: The region that the piece is in.
+            offset: First byte of the piece, from the start of the region.
+            length: Bytes of the piece.
+
+        Raises:
+            TypeError, ValueError, IndexError: As of `PreparedPost.patch`; nothing was changed.
+            ResourceClosedError: It was freed, or a region is closed.
         """
         srq = self._open()
         if not 0 <= request < len(self):
