@@ -177,7 +177,7 @@ _DEBUG = (
 _VIRTUAL = ("--timeout=7200",)
 UML = ("--engine", "uml")
 RXE = (*UML, "--device", "rxe")
-#: Five processes, and arrays of more than 256 MiB; what is not used is not taken.
+#: For five processes, and arrays of more than 256 MiB; pages that no process uses are not taken.
 DASK_MEMORY = ("--memory", "3G")
 ALL_TESTS = "tests/device"
 

@@ -448,6 +448,45 @@ def check_inside(region: MemoryRegion, offset: int, length: int) -> None:
         raise ValueError(msg)
 
 
+def check_index(name: str, index: int, count: int) -> None:
+    """Raise IndexError unless `index` is that of one of `count` requests, or pieces."""
+    if not 0 <= index < count:
+        msg = f"there is no {name} {index}: there are {count}"
+        raise IndexError(msg)
+
+
+def place_of(
+    sge: Any,
+    region: MemoryRegion,
+    other: MemoryRegion | None,
+    offset: int | None,
+    length: int | None,
+    pd: ProtectionDomain,
+) -> tuple[MemoryRegion, int, int]:
+    """Region, address and length that a piece of a prepared request is to have.
+
+    Args:
+        sge: The piece in C, as it is now.
+        region: The region of the piece now.
+        other: The region instead, from its start on unless `offset` is given; None for the same.
+        offset: First byte, from the start of the region; None for the same.
+        length: Bytes; None for as many.
+        pd: Protection domain of the queue.
+
+    Raises:
+        TypeError, ValueError, ResourceClosedError: As `check_region`, `check_inside` and `fitting`.
+    """
+    if other is not None:
+        check_region(other, pd)
+        region, offset = other, offset or 0
+    if offset is None:
+        offset = sge.addr - region.addr
+    if length is None:
+        length = sge.length
+    check_inside(region, offset, length)
+    return region, region.addr + offset, fitting("the length of a piece,", length, 32)
+
+
 @dataclass(frozen=True, slots=True)
 class SGE:
     """A piece of a registered buffer.

@@ -32,7 +32,7 @@ from aiordma.arguments import fitting
 from aiordma.errors import ResourceBusyError, ResourceClosedError
 from aiordma.loop.slots import sub_index
 from aiordma.verbs.enums import SendFlags
-from aiordma.verbs.mr import SGE, MemoryRegion, check_region
+from aiordma.verbs.mr import SGE, MemoryRegion, check_index, place_of
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.wc import WCRecord
 from aiordma.verbs.work_queue import Posted, WorkQueue
@@ -44,7 +44,6 @@ from aiordma.verbs.wr import (
     Planned,
     RecvWR,
     SendWR,
-    check_inside,
 )
 from aiordma.verbs.wr_check import check_atomic, check_inline
 
@@ -276,9 +275,7 @@ class PreparedPost:
         if self._freed:
             msg = "the prepared post was freed"
             raise ResourceClosedError(msg)
-        if not 0 <= request < self._count:
-            msg = f"there is no request {request} in a list of {self._count}"
-            raise IndexError(msg)
+        check_index("request", request, self._count)
         wr, made = self._wrs[request], self._requests[request]
         # Everything is checked first, then everything is set.
         number = None if wr_id is None else fitting("wr_id", wr_id, 64)
@@ -321,22 +318,13 @@ class PreparedPost:
         length: int | None,
     ) -> tuple[int, int]:
         """Address and length that the piece is to have."""
-        if not 0 <= piece < len(made.sg_list):
-            msg = f"there is no piece {piece}: the request has {len(made.sg_list)}"
-            raise IndexError(msg)
+        check_index("piece", piece, len(made.sg_list))
         region, sge = made.sg_list[piece].mr, wr.sg_list[piece]
-        if other is not None:
-            check_region(other, self._queue.qp.pd)
-            region, offset = other, offset or 0
-        if offset is None:
-            offset = sge.addr - region.addr
-        if length is None:
-            length = sge.length
-        check_inside(region, offset, length)
+        _, addr, size = place_of(sge, region, other, offset, length, self._queue.qp.pd)
         sizes = [wr.sg_list[i].length for i in range(wr.num_sge)]
-        sizes[piece] = length
+        sizes[piece] = size
         self._check_sizes(wr, made, flags, sizes)
-        return region.addr + offset, fitting("the length of a piece,", length, 32)
+        return addr, size
 
     def _check_sizes(
         self, wr: Any, made: SendWR | RecvWR, flags: SendFlags, sizes: list[int]

@@ -50,7 +50,7 @@ from aiordma.verbs.comp_channel import SHARED_TAG, shared_queues
 from aiordma.verbs.context import Context, check_limit, copy_of
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import AsyncEventType, SRQAttrMask
-from aiordma.verbs.mr import MemoryRegion, check_inside, check_region
+from aiordma.verbs.mr import MemoryRegion, check_index, place_of
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.wc import WCRecord, WorkCompletion, record_error
@@ -201,24 +201,15 @@ class PreparedReceives:
             ResourceClosedError: It was freed, or a region is closed.
         """
         srq = self._open()
-        if not 0 <= request < len(self):
-            msg = f"there is no request {request} in a list of {len(self)}"
-            raise IndexError(msg)
+        check_index("request", request, len(self))
         number = self._caller_ids[request] if wr_id is None else fitting("wr_id", wr_id, 64)
         if region is not None or offset is not None or length is not None:
             regions = list(self._regions[request])
-            if not 0 <= piece < len(regions):
-                msg = f"there is no piece {piece}: the request has {len(regions)}"
-                raise IndexError(msg)
+            check_index("piece", piece, len(regions))
             sge = self._first[request].sg_list[piece]
-            if region is not None:
-                check_region(region, srq.pd)
-                regions[piece], offset = region, offset or 0
-            used = regions[piece]
-            start = sge.addr - used.addr if offset is None else offset
-            size = fitting("length", sge.length if length is None else length, 32)
-            check_inside(used, start, size)
-            sge.addr, sge.length, sge.lkey = used.addr + start, size, used.lkey
+            used, addr, size = place_of(sge, regions[piece], region, offset, length, srq.pd)
+            sge.addr, sge.length, sge.lkey = addr, size, used.lkey
+            regions[piece] = used
             self._regions[request] = tuple(regions)
         self._caller_ids[request] = number
         return self

@@ -15,9 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import random
-import resource
 import subprocess
 import sys
 import time
@@ -33,10 +31,10 @@ from tests.device.thousands import (
     CONNECTING,
     LIMIT_S,
     SEED,
-    USER,
     End,
     Figures,
     Process,
+    become_a_user,
     descriptors,
     memlock_of,
     status,
@@ -202,11 +200,7 @@ def main(role: str, address: str, number: str, loop: str, *port: str) -> None:
 
         factory = uvloop.new_event_loop
     load_error()  # the libraries, while their files may be read
-    memlock = memlock_of(int(number)) + (SIZE if role == "server" else 0)
-    resource.setrlimit(resource.RLIMIT_MEMLOCK, (memlock, memlock))
-    os.setgroups([])
-    os.setresgid(USER, USER, USER)
-    os.setresuid(USER, USER, USER)
+    become_a_user(memlock_of(int(number)) + (SIZE if role == "server" else 0))
     with asyncio.Runner(loop_factory=factory) as runner:
         if role == "server":
             runner.run(Server(int(number)).run(address))

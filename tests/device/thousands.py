@@ -250,6 +250,14 @@ def fill_heap(number: int) -> None:
     del blocks
 
 
+def become_a_user(memlock: int) -> None:
+    """Go on without the rights of root, and with so many bytes that may be pinned."""
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (memlock, memlock))
+    os.setgroups([])
+    os.setresgid(USER, USER, USER)
+    os.setresuid(USER, USER, USER)
+
+
 def main(role: str, address: str, number: str, loop: str, *port: str) -> None:
     factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     if loop == "uvloop":
@@ -259,11 +267,7 @@ def main(role: str, address: str, number: str, loop: str, *port: str) -> None:
     load_error()  # the libraries, while their files may be read
     if int(number) > SCATTERED:
         fill_heap(int(number))
-    memlock = memlock_of(int(number))
-    resource.setrlimit(resource.RLIMIT_MEMLOCK, (memlock, memlock))
-    os.setgroups([])
-    os.setresgid(USER, USER, USER)
-    os.setresuid(USER, USER, USER)
+    become_a_user(memlock_of(int(number)))
     with asyncio.Runner(loop_factory=factory) as runner:
         if role == "server":
             runner.run(Server(int(number)).run(address))

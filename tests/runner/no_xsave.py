@@ -2,8 +2,8 @@
 
 As: python no_xsave.py [options] -- COMMAND...  The kernel of a guest asks for the extended
 registers of a process in vain, as on such a processor: a filter of system calls answers in the
-host's stead.  The wide registers of the processor itself would be lost then, at each fault of a
-page; so the C library of the guest is told not to use them.
+host's stead.  At each page fault the guest's kernel would lose the wide registers that the
+processor has all the same: GLIBC_TUNABLES keeps the C library of the guest from using them.
 """
 
 from __future__ import annotations

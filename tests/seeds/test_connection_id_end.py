@@ -44,7 +44,7 @@ async def test_j024_disconnecting_flushes_what_is_posted(pair: Pair, side: str) 
 
 @pytest.mark.parametrize("side", ["client", "server"])
 async def test_j025_either_end_may_disconnect(pair: Pair, side: str) -> None:
-    """The peer hears of it, goes to the error state, too, and loses its receives."""
+    """The peer's id gets DISCONNECTED, and its queue pair flushes the posted receives."""
     other: End = pair.server if side == "client" else pair.client
     end: End = getattr(pair, side)
     other.post_recv(5, 6)
