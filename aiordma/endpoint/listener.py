@@ -39,7 +39,7 @@ from aiordma.errors import (
 from aiordma.link.acceptor import Acceptor, Request
 from aiordma.link.dialing import warm_up
 from aiordma.link.limits import DEFAULT_LIMITS, ListenerLimits
-from aiordma.link.listening import choose, require_device, resolve
+from aiordma.link.listening import choose, require_device, resolve, wait_for_port
 from aiordma.link.refusal import RefusalReason, seal_refusal
 from aiordma.link.source import peer_text
 from aiordma.link.tally import Operation, peer_attributes
@@ -105,6 +105,7 @@ def listen(
         addresses = await resolve(host, port, config.connect_timeout_s)
         addresses = choose(addresses, ipv6_only=ipv6_only)
         addresses = await require_device(addresses, config.connect_timeout_s)
+        await wait_for_port(addresses, config.connect_timeout_s)
         return Listener(
             addresses,
             backlog if backlog > 0 else _BACKLOG,

@@ -36,7 +36,7 @@ from aiordma.link.adapter_side import AdapterSide
 from aiordma.link.admission import Ledger, Place, Places
 from aiordma.link.dialing import shared_channel
 from aiordma.link.limits import ListenerLimits
-from aiordma.link.listening import Shortages, listen_on
+from aiordma.link.listening import Shortages, leave, listen_on
 from aiordma.link.refusal import RefusalReason, refusal
 from aiordma.link.source import peer_text, source_of
 from aiordma.link.tally import count
@@ -385,8 +385,7 @@ class Acceptor:
             return
         self.closed = True
         self.stop_handshakes()
-        for cm_id in self._ids:
-            cm_id.close()
+        leave(self._ids)
         if self._ids:
             self._tell("no longer listening")
         self._gone += self._ids

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 
 from aiordma.cm.address import Address, is_loopback, look_up
 from aiordma.cm.connection_event import ConnectionEvent
@@ -20,7 +21,15 @@ from aiordma.link.dialing import way_to
 from aiordma.logs import log_of
 from aiordma.loop.limit import Limit
 
-__all__ = ["Shortages", "choose", "listen_on", "require_device", "resolve"]
+__all__ = [
+    "Shortages",
+    "choose",
+    "leave",
+    "listen_on",
+    "require_device",
+    "resolve",
+    "wait_for_port",
+]
 
 _log = log_of("listener")
 _TRIES = 10
@@ -28,6 +37,8 @@ _TRIES = 10
 _PASSED_OVER = (errno.ENODEV, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 # Errors of the search for a way to loopback if no device leads there; they differ by device.
 _NO_WAY = (errno.ENODEV, errno.ENOENT, errno.EINVAL, errno.ENETUNREACH, errno.EHOSTUNREACH)
+# Ids of closed listeners, each with its port, which is taken until a thread has destroyed the id.
+_leaving: weakref.WeakKeyDictionary[ConnectionId, int] = weakref.WeakKeyDictionary()
 
 
 def is_worth_a_line(count: int) -> bool:
@@ -191,3 +202,29 @@ def _listen_once(
             raise passed_over
         undo.pop_all()
     return ids
+
+
+def leave(ids: Iterable[ConnectionId]) -> None:
+    """Close listening ids; `wait_for_port` knows them from now on."""
+    for cm_id in ids:
+        if not cm_id.closed:
+            _leaving[cm_id] = cm_id.source_port
+            cm_id.close()
+
+
+async def wait_for_port(addresses: Sequence[Address], seconds: float) -> None:
+    """Wait until the closed listeners of this process have let go of the port of `addresses`.
+
+    asyncio's servers free their port in `close()`: programs listen on it at once.  Here a thread
+    destroys the id, because the call may block.
+
+    Args:
+        addresses: To listen on, all with one port.
+        seconds: Limit; after it the call that binds tells that the port is taken.
+
+    Cancellation: safe.
+    """
+    port = addresses[0][1]
+    for cm_id in [each for each, taken in _leaving.items() if taken == port]:
+        with contextlib.suppress(OSError):
+            await cm_id.wait_closed(seconds)

@@ -32,7 +32,7 @@ from aiordma.link.acceptor import Acceptor, Request
 from aiordma.link.admission import Place, Places
 from aiordma.link.dialing import warm_up
 from aiordma.link.limits import DEFAULT_LIMITS, ListenerLimits
-from aiordma.link.listening import choose, require_device, resolve
+from aiordma.link.listening import choose, require_device, resolve, wait_for_port
 from aiordma.link.refusal import RefusalReason, begins_hello
 from aiordma.link.source import peer_text, source_of
 from aiordma.link.stream_sockets import listening_socket, only_ipv6, take_place
@@ -566,6 +566,7 @@ async def create_server(
             raise ValueError(msg)
     addresses = choose(list(dict.fromkeys(found)), ipv6_only=family == socket.AF_INET6)
     addresses = await require_device(addresses, config.connect_timeout_s)
+    await wait_for_port(addresses, config.connect_timeout_s)
     server = RdmaServer(
         addresses, protocol_factory, backlog, config, ssl, times, limits or DEFAULT_LIMITS
     )

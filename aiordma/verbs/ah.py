@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_minus_one, check_pointer
+from aiordma.arguments import check_kind
 from aiordma.errors import ConnectTimeoutError, os_error
 from aiordma.loop.workers import call_blocking
 from aiordma.verbs.context import Context, copy_of
@@ -175,6 +176,7 @@ class AHAttributes:
     port_num: int = 1
 
     def __post_init__(self) -> None:
+        check_kind("dgid", self.dgid, bytes, none=False)
         if len(self.dgid) not in (0, 16):
             msg = f"a GID has 16 bytes, not {len(self.dgid)}"
             raise ValueError(msg)

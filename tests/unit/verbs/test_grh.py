@@ -123,3 +123,5 @@ def test_bad_addresses() -> None:
         gid_of("name")
     with pytest.raises(ValueError, match="16 bytes, not 4"):
         AHAttributes(dgid=b"1234")
+    with pytest.raises(TypeError, match="dgid has to be a bytes, not"):
+        AHAttributes(dgid=bytearray(16))  # type: ignore[arg-type]
