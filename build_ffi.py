@@ -22,7 +22,7 @@ from cffi import FFI
 
 _FFI_DIR = Path(__file__).resolve().parent / "aiordma" / "_ffi"
 _STUB = _FFI_DIR / "_rdma.pyi"
-C_FILES = ("glue.c", "posting.c", "connecting.c")
+C_FILES = ("glue.c", "posting.c", "connecting.c", "polling.c")
 _CDEF_FILES = ("verbs.cdef.h", "cm.cdef.h", "glue.cdef.h")
 
 _STRUCT = re.compile(r"^struct \w+ \{.*?^\};", re.MULTILINE | re.DOTALL)

@@ -207,6 +207,18 @@ class _Lib:
     IBV_WC_TM_RECV: Final[int]
     IBV_WC_TM_NO_TAG: Final[int]
     IBV_WC_DRIVER1: Final[int]
+    IBV_WC_EX_WITH_BYTE_LEN: Final[int]
+    IBV_WC_EX_WITH_IMM: Final[int]
+    IBV_WC_EX_WITH_QP_NUM: Final[int]
+    IBV_WC_EX_WITH_SRC_QP: Final[int]
+    IBV_WC_EX_WITH_SLID: Final[int]
+    IBV_WC_EX_WITH_SL: Final[int]
+    IBV_WC_EX_WITH_DLID_PATH_BITS: Final[int]
+    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP: Final[int]
+    IBV_WC_EX_WITH_CVLAN: Final[int]
+    IBV_WC_EX_WITH_FLOW_TAG: Final[int]
+    IBV_WC_EX_WITH_TM_INFO: Final[int]
+    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK: Final[int]
     IBV_WC_GRH: Final[int]
     IBV_WC_WITH_IMM: Final[int]
     IBV_WC_IP_CSUM_OK: Final[int]
@@ -378,6 +390,8 @@ class _Lib:
     def ibv_create_cq(
         self, context: CData, cqe: int, cq_context: CData, channel: CData, comp_vector: int, /
     ) -> CData: ...
+    def ibv_create_cq_ex(self, context: CData, cq_attr: CData, /) -> CData: ...
+    def ibv_query_rt_values_ex(self, context: CData, values: CData, /) -> int: ...
     def ibv_resize_cq(self, cq: CData, cqe: int, /) -> int: ...
     def ibv_modify_cq(self, cq: CData, attr: CData, /) -> int: ...
     def ibv_destroy_cq(self, cq: CData, /) -> int: ...
@@ -536,6 +550,13 @@ class _Lib:
         numbers: CData,
         /,
     ) -> CData: ...
+    def aio_create_cq_ex(
+        self, context: CData, cqe: int, own: int, channel: CData, vector: int, fields: int, /
+    ) -> CData: ...
+    def aio_poll_cq_ex(
+        self, cq: CData, most: int, fields: int, wcs: CData, extras: CData, /
+    ) -> int: ...
+    def aio_query_clock(self, context: CData, ticks: CData, /) -> int: ...
 
 ffi: Final[_FFI]
 lib: Final[_Lib]

@@ -1,4 +1,4 @@
-/* The functions of glue.c, posting.c and connecting.c for Python. */
+/* The functions of glue.c, posting.c, connecting.c and polling.c for Python. */
 
 void *aio_map(size_t size);
 void aio_unmap(void *memory, size_t size);
@@ -52,3 +52,17 @@ struct ibv_cq *aio_create_cq(struct ibv_context *context, int cqe, uint64_t own,
 struct ibv_qp *aio_create_qp(struct ibv_pd *pd, struct ibv_cq *send_cq, struct ibv_cq *recv_cq,
                              struct ibv_srq *srq, int type, int all_signaled, uint64_t token,
                              uint32_t *numbers);
+
+/* polling.c */
+struct aio_wc_extra {
+    uint64_t timestamp;
+    uint64_t wallclock_ns;
+    uint32_t flow_tag;
+    uint32_t cvlan;
+};
+
+struct ibv_cq *aio_create_cq_ex(struct ibv_context *context, int cqe, uint64_t own,
+                                struct ibv_comp_channel *channel, int vector, uint64_t fields);
+int aio_poll_cq_ex(struct ibv_cq *cq, int most, uint64_t fields, struct ibv_wc *wcs,
+                   struct aio_wc_extra *extras);
+int aio_query_clock(struct ibv_context *context, uint64_t *ticks);

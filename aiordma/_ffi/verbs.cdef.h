@@ -181,6 +181,22 @@ enum ibv_wc_opcode {
     ...
 };
 
+enum ibv_create_cq_wc_flags {
+    IBV_WC_EX_WITH_BYTE_LEN,
+    IBV_WC_EX_WITH_IMM,
+    IBV_WC_EX_WITH_QP_NUM,
+    IBV_WC_EX_WITH_SRC_QP,
+    IBV_WC_EX_WITH_SLID,
+    IBV_WC_EX_WITH_SL,
+    IBV_WC_EX_WITH_DLID_PATH_BITS,
+    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
+    IBV_WC_EX_WITH_CVLAN,
+    IBV_WC_EX_WITH_FLOW_TAG,
+    IBV_WC_EX_WITH_TM_INFO,
+    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK,
+    ...
+};
+
 enum ibv_wc_flags {
     IBV_WC_GRH,
     IBV_WC_WITH_IMM,
@@ -501,6 +517,10 @@ struct ibv_cq {
 
 enum ibv_cq_attr_mask { IBV_CQ_ATTR_MODERATE, ... };
 
+struct ibv_cq_ex;
+struct ibv_cq_init_attr_ex;
+struct ibv_values_ex;
+
 struct ibv_moderate_cq {
     uint16_t cq_count;
     uint16_t cq_period; /* microseconds */
@@ -760,6 +780,9 @@ struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *context);
 int ibv_destroy_comp_channel(struct ibv_comp_channel *channel);
 struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *cq_context,
                              struct ibv_comp_channel *channel, int comp_vector);
+struct ibv_cq_ex *ibv_create_cq_ex(struct ibv_context *context,
+                                   struct ibv_cq_init_attr_ex *cq_attr);
+int ibv_query_rt_values_ex(struct ibv_context *context, struct ibv_values_ex *values);
 int ibv_resize_cq(struct ibv_cq *cq, int cqe);
 int ibv_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr);
 int ibv_destroy_cq(struct ibv_cq *cq);

@@ -4,8 +4,16 @@ from aiordma.verbs.ah import GRH, AddressHandle, AHAttributes
 from aiordma.verbs.async_event import AsyncEvent, DeviceEvents
 from aiordma.verbs.bring_up import BringUp, BringUpConfig, QPAddress
 from aiordma.verbs.comp_channel import CompletionChannel
-from aiordma.verbs.context import Context, DeviceAttributes, GidEntry, ODPCaps, PortAttributes
+from aiordma.verbs.context import (
+    Context,
+    DeviceAttributes,
+    DeviceClock,
+    GidEntry,
+    ODPCaps,
+    PortAttributes,
+)
 from aiordma.verbs.cq import CompletionQueue
+from aiordma.verbs.cq_ex import ExtendedCompletion, ExtendedCompletionQueue
 from aiordma.verbs.device import Device, devices, fork_status, is_available, why_unavailable
 from aiordma.verbs.enums import (
     MTU,
@@ -30,6 +38,7 @@ from aiordma.verbs.enums import (
     SendFlags,
     SRQAttrMask,
     TransportType,
+    WCFields,
     WCFlags,
     WCOpcode,
     WCStatus,
@@ -62,7 +71,10 @@ __all__ = [
     "Device",
     "DeviceAttributes",
     "DeviceCapFlags",
+    "DeviceClock",
     "DeviceEvents",
+    "ExtendedCompletion",
+    "ExtendedCompletionQueue",
     "ForkStatus",
     "GIDType",
     "GidEntry",
@@ -98,6 +110,7 @@ __all__ = [
     "SendWR",
     "SharedReceiveQueue",
     "TransportType",
+    "WCFields",
     "WCFlags",
     "WCOpcode",
     "WCStatus",

@@ -33,6 +33,7 @@ __all__ = [
     "Context",
     "DeviceAttributes",
     "GidEntry",
+    "DeviceClock",
     "ODPCaps",
     "PortAttributes",
     "check_limit",
@@ -123,6 +124,19 @@ class ODPCaps:
     uc_odp_caps: ODPTransportCaps
     ud_odp_caps: ODPTransportCaps
     xrc_odp_caps: ODPTransportCaps
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceClock:
+    """The clock of a device, in whose ticks it gives timestamps (`ibv_query_device_ex(3)`).
+
+    Attributes:
+        timestamp_mask: Bits of a timestamp, from the lowest on; 0: the device gives none.
+        frequency_khz: Ticks a millisecond; 0: not known.
+    """
+
+    timestamp_mask: int
+    frequency_khz: int
 
 
 _borrowed_contexts: weakref.WeakValueDictionary[int, Context] = weakref.WeakValueDictionary()
@@ -225,15 +239,41 @@ class Context(Resource):
         Raises:
             OSError: The device is gone.
         """
-        attr = ffi.new("struct ibv_device_attr_ex *")
-        result = lib.ibv_query_device_ex(self._require(), ffi.NULL, attr)
-        check_errno(result, "ibv_query_device_ex")
+        attr = self._query_device_ex()
         return copy_of(
             ODPCaps,
             attr.odp_caps.per_transport_caps,
             general_caps=ODPGeneralCaps(attr.odp_caps.general_caps),
             xrc_odp_caps=ODPTransportCaps(attr.xrc_odp_caps),
         )
+
+    def query_clock(self) -> DeviceClock:
+        """Ask whether the device gives timestamps, and in which ticks (`ibv_query_device_ex(3)`).
+
+        Raises:
+            OSError: The device is gone.
+        """
+        attr = self._query_device_ex()
+        return DeviceClock(int(attr.completion_timestamp_mask), int(attr.hca_core_clock))
+
+    def read_clock(self) -> int:
+        """The device's clock now, in its ticks (`ibv_query_rt_values_ex(3)`).
+
+        A timestamp and this clock differ by the age of the completion.
+
+        Raises:
+            NotSupportedError: The device has no clock to read, as the software devices.
+            OSError: The device is gone.
+        """
+        ticks = ffi.new("uint64_t *")
+        check_errno(lib.aio_query_clock(self._require(), ticks), "ibv_query_rt_values_ex")
+        return int(ticks[0])
+
+    def _query_device_ex(self) -> Any:
+        attr = ffi.new("struct ibv_device_attr_ex *")
+        result = lib.ibv_query_device_ex(self._require(), ffi.NULL, attr)
+        check_errno(result, "ibv_query_device_ex")
+        return attr
 
     def query_port(self, port: int = 1) -> PortAttributes:
         """Ask for the state of a port, counted from 1 (`ibv_query_port(3)`).

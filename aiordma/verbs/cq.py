@@ -125,10 +125,7 @@ class CompletionQueue(Resource):
         self._token = next_token()
         self._aio = QueueState(self._token)
         channel_handle = ffi.NULL if channel is None else channel._require()
-        handle = lib.aio_create_cq(
-            context._require(), cqe, self._aio.address, channel_handle, comp_vector
-        )
-        check_pointer(handle, "ibv_create_cq")
+        handle = self._make(context._require(), cqe, channel_handle, comp_vector)
         self._room = _Room(int(handle.cqe), most)
         self._queue: deque[WorkCompletion] = deque()
         self._waiters: WaitLine[None] = WaitLine()
@@ -141,6 +138,11 @@ class CompletionQueue(Resource):
         if channel is not None:
             channel._cqs[self._token] = self
         enroll(self._token, self)
+
+    def _make(self, context: Any, cqe: int, channel: Any, comp_vector: int) -> Any:
+        """Return the C object."""
+        handle = lib.aio_create_cq(context, cqe, self._aio.address, channel, comp_vector)
+        return check_pointer(handle, "ibv_create_cq")
 
     @property
     def cqe(self) -> int:
@@ -307,8 +309,11 @@ class CompletionQueue(Resource):
     # Managed
 
     def _deliver(self, record: WCRecord, wr_id: int | None = None) -> None:
-        self._queue.append(WorkCompletion.from_record(record, wr_id))
+        self._queue.append(self._completion(record, wr_id))
         self._waiters.grant(None)
+
+    def _completion(self, record: WCRecord, wr_id: int | None) -> WorkCompletion:
+        return WorkCompletion.from_record(record, wr_id)
 
     def _fail(self, error: Callable[[], BaseException]) -> None:
         if self._error is None:
@@ -501,4 +506,4 @@ class CompletionQueue(Resource):
         check_errno(code, "ibv_destroy_cq")
 
     def __repr__(self) -> str:
-        return f"<CompletionQueue {self._state.value} managed={self.managed}>"
+        return f"<{type(self).__name__} {self._state.value} managed={self.managed}>"

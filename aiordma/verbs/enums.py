@@ -39,6 +39,7 @@ __all__ = [
     "SRQAttrMask",
     "SendFlags",
     "TransportType",
+    "WCFields",
     "WCFlags",
     "WCOpcode",
     "WCStatus",
@@ -426,6 +427,23 @@ class WCOpcode(OpenIntEnum):
     DRIVER1 = 135
     DRIVER2 = 136  # newer than rdma-core 35
     DRIVER3 = 137  # the same
+
+
+class WCFields(OpenIntFlag):
+    """Fields of a completion that an extended queue is made for (`ibv_create_cq_wc_flags`)."""
+
+    BYTE_LEN = 1 << 0
+    IMM = 1 << 1
+    QP_NUM = 1 << 2
+    SRC_QP = 1 << 3
+    SLID = 1 << 4
+    SL = 1 << 5
+    DLID_PATH_BITS = 1 << 6
+    COMPLETION_TIMESTAMP = 1 << 7
+    CVLAN = 1 << 8
+    FLOW_TAG = 1 << 9
+    TM_INFO = 1 << 10
+    COMPLETION_TIMESTAMP_WALLCLOCK = 1 << 11
 
 
 class WCFlags(OpenIntFlag):

@@ -6,7 +6,7 @@ import socket
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from aiordma.errors import CompletionError, completion_error, wc_status_name
 from aiordma.verbs.enums import WCFlags, WCOpcode, WCStatus
@@ -86,7 +86,7 @@ class WorkCompletion:
     dlid_path_bits: int = 0
 
     @classmethod
-    def from_record(cls, record: WCRecord, wr_id: int | None = None) -> WorkCompletion:
+    def from_record(cls, record: WCRecord, wr_id: int | None = None) -> Self:
         """From a `record` (an unpacked `struct ibv_wc`); `wr_id` replaces the record's."""
         good = record[1] == 0
         bits = record[8] if good else 0

@@ -15,10 +15,12 @@ from aiordma.verbs import (
     CompletionChannel,
     CompletionQueue,
     Context,
+    ExtendedCompletionQueue,
     MemoryRegion,
     ProtectionDomain,
     QPInitAttr,
     QueuePair,
+    WCFields,
 )
 from aiordma.verbs.resource import Resource
 
@@ -35,12 +37,19 @@ class HandMade:
         parts: The resources of the end, each before those that it was made from.
     """
 
-    def __init__(self, context: Context | None = None, **attributes: Any) -> None:
+    def __init__(
+        self, context: Context | None = None, *, fields: WCFields | None = None, **attributes: Any
+    ) -> None:
         self.parts: list[Resource] = []
         self.context = self._own(aiordma.devices()[0].open()) if context is None else context
         self.pd = self._own(ProtectionDomain(self.context))
         self.channel = self._own(CompletionChannel(self.context))
-        self.cq = self._own(CompletionQueue(self.context, 2 * DEPTH, self.channel))
+        room: tuple[Any, ...] = (self.context, 2 * DEPTH, self.channel)
+        self.cq: CompletionQueue = self._own(
+            CompletionQueue(*room)
+            if fields is None
+            else ExtendedCompletionQueue(*room, fields=fields)
+        )
         sizes = {"max_send_wr": DEPTH, "max_recv_wr": DEPTH, **attributes}
         self.qp = self._own(QueuePair(self.pd, QPInitAttr(send_cq=self.cq, **sizes)))
 

@@ -29,6 +29,7 @@ _WINDOWS = ("windows", "windows_closing")
 _BY_HAND = (
     "bring_up",
     "example_kv_transfer",
+    "extended_queue",
 )  # iWARP connects by the connection manager only: test_no_bring_up.py
 collect_ignore = [f"test_{name}.py" for name in _DATAGRAMS + _WINDOWS + _BY_HAND if IS_SIW]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aiordma import NotSupportedError
-from aiordma.verbs import BringUp
+from aiordma.verbs import BringUp, DeviceClock, ExtendedCompletionQueue, WCFields
 from tests.device.bringing_up import hand_made
 
 pytestmark = [pytest.mark.device, pytest.mark.siw]
@@ -17,3 +17,12 @@ async def test_the_error_says_which_way_leads_there() -> None:
         with pytest.raises(NotSupportedError, match="ConnectionId"):
             BringUp(end.qp)
         assert end.qp.state == before
+
+
+async def test_nor_has_it_extended_completion_queues() -> None:
+    async with hand_made(1) as (end,):
+        with pytest.raises(NotSupportedError, match="no extended completion queues"):
+            ExtendedCompletionQueue(end.context, 16, fields=WCFields(0))
+        assert end.context.query_clock() == DeviceClock(0, 0)
+        with pytest.raises(NotSupportedError, match="ibv_query_rt_values_ex"):
+            end.context.read_clock()

@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from aiordma._core import QueueState
@@ -18,10 +19,13 @@ from aiordma.verbs import (
     CompletionChannel,
     CompletionQueue,
     Context,
+    ExtendedCompletion,
+    ExtendedCompletionQueue,
     MemoryRegion,
     PreparedPost,
     QueuePair,
     SharedReceiveQueue,
+    WCFields,
     async_event,
     mr,
     safety,
@@ -29,6 +33,7 @@ from aiordma.verbs import (
 )
 from aiordma.verbs.cq import _Room
 from aiordma.verbs.resource import Resource, ResourceState
+from aiordma.verbs.wc import WCRecord
 from aiordma.verbs.work_queue import WorkQueue
 
 if TYPE_CHECKING:
@@ -285,3 +290,11 @@ def set_executions(post: PreparedPost, count: int) -> None:
 def awaits_low_water(srq: SharedReceiveQueue) -> bool:
     """Whether a task waits for a low number of receives."""
     return bool(srq._marks)
+
+
+def extended_completion(fields: WCFields, record: WCRecord, extra: Any) -> ExtendedCompletion:
+    """The completion that an extended queue with these fields makes of what C has polled."""
+    queue: Any = SimpleNamespace(fields=fields, _extra=extra)
+    completion = ExtendedCompletionQueue._completion(queue, record, None)
+    assert isinstance(completion, ExtendedCompletion)
+    return completion

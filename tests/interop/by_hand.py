@@ -53,10 +53,11 @@ class Told:
 
 
 class Side:
-    """aiordma's side."""
+    """aiordma's side; its operations are those of the end's queue pair, or of a stand-in."""
 
-    def __init__(self, end: HandMade, role: str) -> None:
+    def __init__(self, end: HandMade, role: str, qp: Any = None) -> None:
         self.end = end
+        self.qp: Any = qp or end.qp
         self.role = role
         self.region = end.region(bytearray(c.fresh(role)), RIGHTS)
         self.words = end.region(c.SIZE, RIGHTS)
@@ -65,7 +66,7 @@ class Side:
         """All of it."""
         reader, writer = stream
         up = self.end.bring_up(access=REMOTE)
-        receiving = await begun(self.end.qp.recv(SGE(self.words, 0, 0)))
+        receiving = await begun(self.qp.recv(SGE(self.words, 0, 0)))
         writer.write(Told(up.address, self.region.addr, self.region.rkey).line())
         theirs = Told.parse(await reader.readline())
         await up.connect(theirs.qp)
@@ -89,7 +90,7 @@ class Side:
         return SGE(self.words, 0, len(data))
 
     async def act(self, theirs: Told) -> None:
-        qp, them, base, rkey = self.end.qp, c.other(self.role), theirs.addr, theirs.rkey
+        qp, them, base, rkey = self.qp, c.other(self.role), theirs.addr, theirs.rkey
         await qp.read(self.put(c.POISON * c.READ_SIZE), base + c.READ, rkey)
         assert_bytes(self.words.view[: c.READ_SIZE], c.text(them, "source", c.READ_SIZE))
         written = self.put(c.text(self.role, "write", c.WRITE_SIZE))

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from aiordma import FlushedError, TransportRetryError
-from aiordma.verbs import GRH, SGE, AddressHandle, BringUp, QPAddress, QPType
+from aiordma.verbs import GRH, SGE, AddressHandle, BringUp, QPAddress, QPType, WCFields
 from tests.device.bringing_up import HandMade, hand_made
 from tests.interop import by_hand, pingpong
 from tests.interop.by_hand import Side, Stream, answering, options_of
+from tests.interop.polled import polled
 from tests.interop.preload import build
 from tests.interop.program import Program, assert_bytes, running
 from tests.interop.pyverbs_program import PYTHON, ROOT
@@ -48,6 +49,15 @@ async def test_a_program_calls(program: tuple[str, ...]) -> None:
         command = (*program, "client", *options_of(end), str(server.port))
         async with running(*command, PYTHONPATH=str(ROOT)) as peer:
             await Side(end, "server").talk(await server.caller(peer))
+            assert (await peer.finish())[-1] == DONE
+
+
+async def test_an_extended_completion_queue(program: tuple[str, ...]) -> None:
+    """Completions of all kinds, polled by hand."""
+    async with hand_made(1, fields=WCFields(0)) as (end,), polled(end) as qp, answering() as server:
+        command = (*program, "client", *options_of(end), str(server.port))
+        async with running(*command, PYTHONPATH=str(ROOT)) as peer:
+            await Side(end, "server", qp).talk(await server.caller(peer))
             assert (await peer.finish())[-1] == DONE
 
 
