@@ -49,6 +49,7 @@ from distributed.comm.core import (
 )
 from distributed.comm.registry import Backend
 from distributed.comm.utils import from_frames, to_frames
+from distributed.protocol.utils import host_array
 from distributed.utils import ensure_ip, ensure_memoryview, get_ip, get_ip_interface, nbytes
 
 from aiordma.cm.address import is_local, is_loopback, look_up
@@ -85,7 +86,10 @@ _AHEAD = 4
 # Of a word: bits above the length of the frame.
 _SEPARATE = 1 << 63  # the frame follows the head
 _JOINED = 1 << 62  # it lies behind the frame before, in the same memory
-_LENGTH = _JOINED - 1
+_OWN = 1 << 61  # it is in the head, and gets memory of its own at the receiver
+_LENGTH = _OWN - 1
+#: A buffer in the head shares its memory with so many bytes before it, as over TCP, or less.
+_SHARED_BYTES = 2048
 _HEAD = struct.Struct("<QQ")  # bytes of the head, frames
 _SINGLE = struct.Struct("<QQQ")  # the same, and the word of the only frame
 # Errors of a connect that another attempt meets again.
@@ -318,7 +322,11 @@ class RdmaComm(Comm):
         for n, word in enumerate(words):
             length = word & _LENGTH
             if not word & _SEPARATE:
-                frames.append(head[offset : offset + length])
+                frame = head[offset : offset + length]
+                if word & _OWN:  # or an array would keep the memory of all, as long as it lives
+                    shared, frame = frame, host_array(length)
+                    frame[:] = shared
+                frames.append(frame)
                 offset += length
             elif not word & _JOINED:
                 frames += await self._receive_joined(words, n)
@@ -417,6 +425,7 @@ class RdmaComm(Comm):
         short: list[Any] = []
         pieces: list[memoryview] = []
         before: object = None  # the buffer of the frame before, if that follows the head
+        in_head, has_buffer = 0, False
         for frame in frames:
             length = nbytes(frame)
             buffer = frame.obj if isinstance(frame, memoryview) else frame
@@ -426,9 +435,14 @@ class RdmaComm(Comm):
                 pieces += _pieces_of(ensure_memoryview(frame))
                 before = buffer
             else:
-                words.append(length)
+                # Bytes are what was pickled or compressed: they are gone when they are read.
+                lives_on = not isinstance(buffer, bytes)
+                own = lives_on and (has_buffer or in_head > _SHARED_BYTES)
+                words.append(length | (_OWN if own else 0))
                 short.append(ensure_memoryview(frame))
                 before = None
+                in_head += length
+                has_buffer = has_buffer or lives_on
         size = _HEAD.size + 8 * len(words) + sum(map(len, short))
         start = struct.pack(f"<QQ{len(words)}Q", size, len(words), *words)
         head = memoryview(b"".join((start, *short)))

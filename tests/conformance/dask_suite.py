@@ -41,6 +41,9 @@ def over_rdma(source: str, address: str) -> str:
     """The text of the tests, with our scheme, and the device's address in place of this host's."""
     for old, new in (
         ("tcp://", "rdma://"),
+        ('"tcp"', '"rdma"'),
+        ("from distributed.comm.tcp import TCP", "from tests.conformance.dask_tcp import TCP"),
+        ("import distributed.comm.tcp as tcp", "import tests.conformance.dask_tcp as tcp"),
         ("127.0.0.1", address),
     ):
         source = source.replace(old, new)
@@ -84,6 +87,11 @@ def run(folder: Path, file: str, options: list[str]) -> dict[str, str]:
         sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", "--runslow",
         "-o", "addopts=-q -p no:asyncio -p no:legacypath", "-p", "tests.conformance.dask_left_out",
         f"--timeout={TEST_LIMIT_S}", "--timeout-method=signal", f"--junit-xml={report}",
+        # `flaky` is a mark of a plugin that runs a failed test again, which is not wanted here.
+        "-W", "ignore::pytest.PytestUnknownMarkWarning",
+        # Some tests leave a server open; distributed's settings ignore it of sockets.
+        "-W", "ignore:unclosed <Listener:ResourceWarning",
+        "-W", "ignore:unclosed <EventChannel:ResourceWarning",
     )  # fmt: skip
     env = {
         **os.environ,

@@ -114,6 +114,19 @@ async def test_arrays_of_a_message_can_be_freed_one_by_one(address: str) -> None
         assert len(owners) == 4
 
 
+async def test_small_arrays_of_a_message_do_not_keep_each_other(address: str) -> None:
+    """Each may live for long: the memory of all the message would stay with it."""
+    async with comms(address) as (client, server):
+        sent = [np.arange(5), np.arange(7)]
+        bytes_before = 3000  # pickled
+        message = {"text": "x" * bytes_before, "arrays": [to_serialize(each) for each in sent]}
+        received = (await passed(client, server, message))["arrays"]
+        for each, as_sent in zip(received, sent, strict=True):
+            assert np.array_equal(each, as_sent)
+            assert each.flags.writeable
+            assert owner_of(each).nbytes == each.nbytes
+
+
 async def test_the_memory_of_a_dead_array_serves_the_next(address: str) -> None:
     """And of an array that lives on, no other gets it, whatever refers to it."""
     size = 3 << 20
