@@ -81,11 +81,12 @@ def test_b03_memory_that_may_not_be_pinned(address: str) -> None:
     for limit in (0, each - 1):
         with modes():
             calls, checks = run(address, limit)
-        kinds, number, text, hint = calls["connect"]
-        assert "RdmaOSError" in kinds, text
-        assert number in (errno.ENOMEM, errno.EPERM)
-        assert "ulimit -l" in hint
-        assert "ibv_reg_mr" in text
+        for name in ("connect", "memory"):
+            kinds, number, text, hint = calls[name]
+            assert "RdmaOSError" in kinds, text
+            assert number in (errno.ENOMEM, errno.EPERM)
+            assert "ulimit -l" in hint
+            assert "ibv_reg_mr" in text
         assert checks["locked memory"]["status"] == "FAIL"
 
 

@@ -20,6 +20,7 @@ from aiordma.cli import doctor
 from aiordma.cm import EventChannel
 
 USER = 65534
+MEMORY_BYTES = 1 << 20
 LIMIT_S = 20
 
 
@@ -39,6 +40,11 @@ async def attempt(name: str, call: Callable[[], Awaitable[Any]]) -> None:
     told(name, error)
 
 
+async def share() -> Any:
+    async with aiordma.Memory(MEMORY_BYTES) as memory:
+        return memory
+
+
 async def main(address: str) -> None:
     try:
         EventChannel().close()
@@ -47,6 +53,7 @@ async def main(address: str) -> None:
         told("channel", exc)
     await attempt("connect", lambda: aiordma.connect(address, 7))
     await attempt("listen", lambda: aiordma.listen(address, 0))
+    await attempt("memory", share)
 
 
 if __name__ == "__main__":
