@@ -8,7 +8,8 @@
 #include <infiniband/verbs.h>
 
 enum { COUNT = 3 };
-static int taken, starts_at_the_end;
+static int taken, starts_at_the_end, misread;
+static uint64_t fields;
 
 static int start(struct ibv_cq_ex *queue, struct ibv_poll_cq_attr *attr)
 {
@@ -34,11 +35,18 @@ static void end(struct ibv_cq_ex *queue)
     taken++;
 }
 
+/* A driver leaves the function of a field that was not asked for unset. */
+static uint64_t asked(uint64_t field, uint64_t value)
+{
+    misread += !(fields & field);
+    return value;
+}
+
 #define FIELD(type, name, value)                                                                   \
     static type name(struct ibv_cq_ex *queue)                                                      \
     {                                                                                              \
         (void)queue;                                                                               \
-        return (value);                                                                            \
+        return (type)(value);                                                                      \
     }
 
 FIELD(enum ibv_wc_opcode, opcode, IBV_WC_RECV)
@@ -51,10 +59,10 @@ FIELD(unsigned int, wc_flags, IBV_WC_WITH_IMM)
 FIELD(uint32_t, slid, 19)
 FIELD(uint8_t, sl, 2)
 FIELD(uint8_t, path_bits, 3)
-FIELD(uint64_t, timestamp, 0x1122334455667788u + (unsigned int)taken)
-FIELD(uint16_t, cvlan, 42)
-FIELD(uint32_t, flow_tag, 43)
-FIELD(uint64_t, wallclock, 1700000000000000000u + (unsigned int)taken)
+FIELD(uint64_t, timestamp, asked(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, 0x1122334455667788u + (unsigned int)taken))
+FIELD(uint16_t, cvlan, asked(IBV_WC_EX_WITH_CVLAN, 42))
+FIELD(uint32_t, flow_tag, asked(IBV_WC_EX_WITH_FLOW_TAG, 43))
+FIELD(uint64_t, wallclock, asked(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, 1700000000000000000u + (unsigned int)taken))
 
 static struct ibv_cq_ex queue = {
     .start_poll = start,
@@ -76,8 +84,14 @@ static struct ibv_cq_ex queue = {
     .read_completion_wallclock_ns = wallclock,
 };
 
-struct ibv_cq_ex *made(void)
+struct ibv_cq_ex *made(uint64_t wanted)
 {
-    taken = starts_at_the_end = 0;
+    taken = starts_at_the_end = misread = 0;
+    fields = wanted;
     return &queue;
+}
+
+int misreads(void)
+{
+    return misread;
 }
