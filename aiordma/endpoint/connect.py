@@ -41,8 +41,9 @@ class Opening(Coroutine[Any, Any, T], Generic[T]):
     __slots__ = ("_coroutine", "_opened")
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], name: str) -> None:
+        renamed: Any = coroutine
+        renamed.__name__ = renamed.__qualname__ = name
         self._coroutine: Any = coroutine
-        self._coroutine.__name__ = self._coroutine.__qualname__ = name
         self._opened: Any = None
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -200,7 +201,7 @@ async def _one(
     connection: Connection | None = None
     try:
         link = await Link.open(cm_id, config, memory)
-        link.at_close(release)
+        link._at_close.append(release)
         connection = Connection(link, config)
         link.note("connects to %s port %d by queue pair %d", *address, link.qp.num)
         data = private_data

@@ -58,6 +58,10 @@ class _Chunk:
         self.inside = set(slots)  # slots that were not given to `hand_in`
 
 
+#: In place of a dict, until there is a chunk: most connections have none.
+_NO_CHUNKS: dict[int, _Chunk] = {}
+
+
 @functools.lru_cache(64)
 def _steps(first: int, most: int, chunk: int) -> tuple[range, ...]:
     """The slots of each chunk behind the first slots."""
@@ -110,7 +114,7 @@ class ElasticArena(Arena):
         self._entering = False  # the collector may run meanwhile, and messages that it finds grow
         self._refused = False  # the system has refused memory, and that was told
         self._memory: mmap.mmap | None = None
-        self._chunks: dict[int, _Chunk] = {}
+        self._chunks: dict[int, _Chunk] = _NO_CHUNKS
         self.keeper: Keeper | None = None
         self.more: memoryview[int] = Arena.more
         self.more_addr: int = 0
@@ -126,6 +130,8 @@ class ElasticArena(Arena):
         start, stop = ((slot - self._base) * self.slot_size for slot in (slots.start, slots.stop))
         region = MemoryRegion(self.mr.pd, self.more[start:stop], Access.LOCAL_WRITE)
         chunk = _Chunk(slots, region)
+        if self._chunks is _NO_CHUNKS:
+            self._chunks = {}
         self._chunks[number] = chunk
         self.more_addr = chunk.mr.addr - start
         return chunk
