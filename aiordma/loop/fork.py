@@ -41,6 +41,9 @@ _renewals: list[Callable[[], None]] = []
 # Not `weakref.WeakSet`, which adds and takes out an object in Python: each connection has six.
 _guarded: set[weakref.ref[Poisonable]] = set()
 _public: set[weakref.ref[Any]] = set()
+# Looked up once: each look would make another object, for each reference.
+_forget_guarded: Callable[[weakref.ref[Poisonable]], None] = _guarded.discard
+_forget_public: Callable[[weakref.ref[Any]], None] = _public.discard
 _stand_ins: dict[type, type] = {}
 _used = False
 _used_by_a_parent = False
@@ -60,12 +63,12 @@ _SPECIAL_USES = frozenset({
 
 def guard(obj: Poisonable) -> None:
     """Have an object poisoned in every child forked from now on."""
-    _guarded.add(weakref.ref(obj, _guarded.discard))
+    _guarded.add(weakref.ref(obj, _forget_guarded))
 
 
 def guard_public(obj: Any) -> None:
     """Have an object that programs use become a stand-in in every child forked from now on."""
-    _public.add(weakref.ref(obj, _public.discard))
+    _public.add(weakref.ref(obj, _forget_public))
 
 
 def _living(references: set[weakref.ref[Any]]) -> list[Any]:
