@@ -58,6 +58,7 @@ from aiordma.cm.resolving import (
     LONGEST_ROUTE_MS,
     ROUTE_RESOLVED,
     check_resolve,
+    known_not_to_block,
     resolve,
     route_call_can_block,
 )
@@ -86,6 +87,7 @@ __all__ = ["ANSWER_ROOM", "REQUEST_ROOM", "ConnectionId", "Stage"]
 _log = log_of()
 #: Seconds in which a confirmation may come after the message that shows that it was sent.
 _CONFIRMATION_S = 0.25
+_ROUTE_RESOLVED = EventType.ROUTE_RESOLVED
 _INIT, _RTR, _RTS = int(QPState.INIT), int(QPState.RTR), int(QPState.RTS)
 _DEFAULT_POLICY = QPPolicy()
 _NO_OFFER: Offer = 0, 0, False, 0, 0  # datagram services know no depths and no retries
@@ -376,7 +378,7 @@ class ConnectionId(Resource):
         check_seconds("timeout", timeout, zero=True, none=False)
         route_ms = 0
         if route:
-            if await route_call_can_block():
+            if not known_not_to_block() and await route_call_can_block():
                 await self._find(dst, src, timeout)
                 await self.resolve_route(timeout)
                 return
@@ -918,7 +920,9 @@ class ConnectionId(Resource):
     def _on_event(self, event: ConnectionEvent) -> bool:
         """Called by the channel for each event of this id; True if it was taken."""
         kind = event.type
-        if kind is EventType.ESTABLISHED:
+        if kind is _ROUTE_RESOLVED:
+            pass  # the most frequent of those that change nothing here
+        elif kind is EventType.ESTABLISHED:
             datagram = event.ah_attr is not None
             if self.stage is Stage.CONNECTING and not datagram:
                 # The answer on iWARP, whose kernel gives a client the two depths exchanged.

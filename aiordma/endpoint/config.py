@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from mmap import PAGESIZE
 from typing import cast
 
+from aiordma._core import LANDING_SIZE, LANDINGS
 from aiordma.arguments import check_kind
 from aiordma.cm.connection_parameter import ConnectionParameter, Offer
 from aiordma.cm.qp_transition import QPPolicy
 from aiordma.endpoint.wire import FRAME_SIZE, HELLO_SIZE, RENDEZVOUS, Hello
 from aiordma.link.config_check import check_numbers, check_seconds, check_wait
 from aiordma.loop.kept import Kept, kept
+from aiordma.memory.arena import Place
 from aiordma.verbs.context import DeviceAttributes
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import Access
@@ -23,12 +25,15 @@ from aiordma.verbs.rnr_timer import rnr_timer_code
 __all__ = [
     "CONTROL_SIZE",
     "CONTROL_SLOTS",
+    "COPIED_BYTES",
     "ConnectionConfig",
     "DEFAULTS",
+    "LANDING_SIZES",
     "MIN_ANSWERS",
     "MIN_SENDS",
     "MIN_WINDOW",
     "Plan",
+    "Terms",
     "hello_of",
     "plan_of",
 ]
@@ -43,6 +48,13 @@ CONTROL_SIZE = 64  # bytes of a slot for messages without data: a header
 MIN_WINDOW = 3
 MIN_ANSWERS = 1
 MIN_SENDS = 1
+#: Larger messages are read out of the program's own buffer, which is registered for it.
+COPIED_BYTES = 1 << 18
+#: Bytes of the landings, by their numbers; 0 is none.
+LANDING_SIZES = (0, *(LANDING_SIZE << 2 * number for number in range(LANDINGS)))
+#: Bytes of the largest messages between two sides that go in a slot with a header, in a slot
+#: without, through several slots, and into a landing; and of a landing of this side.  0: none do.
+Terms = tuple[int, int, int, int, int]
 #: Bytes of slots that a connection has from the beginning, rather than in steps.
 SMALL_BYTES = 1 << 16
 #: Slots of a step; 16 of the default size fill whole pages.
@@ -270,8 +282,9 @@ class Plan:
         guaranteed: Slots of a pool that the connection has at any time: its first.
         unit: Units of the budget that a slot takes.
         step: Slots that come together.
-        shapes: The first slots: how many of which size, for receives, sends and messages without
-            data.
+        places: Where the first slots are in their memory: those for receives, for sends, and for
+            messages without data.
+        first_bytes: Bytes of this memory.
         pinned: Bytes of the pages that a connection pins from its handshake on, which count against
             RLIMIT_MEMLOCK.
         quick: Whether the first slots are registered without a thread.
@@ -284,8 +297,9 @@ class Plan:
     """
 
     __slots__ = (
-        "_hellos", "_offers", "answers", "arrivals", "completions", "config", "expected", "grows",
-        "guaranteed", "pinned", "policy", "quick", "shapes", "silence", "step", "unit",
+        "_hellos", "_offers", "_terms", "answers", "arrivals", "completions", "config", "expected",
+        "first_bytes", "grows", "guaranteed", "pinned", "places", "policy", "quick", "silence",
+        "step", "unit",
     )  # fmt: skip
 
     answers: int
@@ -320,8 +334,12 @@ class Plan:
         shapes = [(receives, config.slot_size), (sends, config.slot_size)]
         if not config.raw:
             shapes.append((CONTROL_SLOTS, CONTROL_SIZE))
-        self.shapes: tuple[tuple[int, int], ...] = tuple(shapes)
-        slots = sum(count * size for count, size in shapes)
+        places, slots = [], 0
+        for count, size in shapes:
+            places.append((slots, count, size))
+            slots += count * size
+        self.places: tuple[Place, ...] = tuple(places)
+        self.first_bytes: int = slots
         self.quick: bool = slots <= INLINE_BYTES
         self.pinned: int = -(-slots // PAGESIZE) * PAGESIZE
         self.completions: int = config.sends + config.receives
@@ -335,6 +353,8 @@ class Plan:
         self.silence: tuple[float | None, float | None] = interval, limit
         self._offers: Kept[tuple[int, int, int], Offer] = Kept()
         self._hellos: dict[tuple[int, bool, bool], bytes] = {}
+        # By identity: all hellos of an event loop are mostly the same object.
+        self._terms: Kept[tuple[int, bool], tuple[Hello, Terms]] = Kept()
 
     def attributes(self, inline: int) -> QPInitAttr:
         """The attributes of a queue pair with room for so many inline bytes, without its queues."""
@@ -365,6 +385,19 @@ class Plan:
             )
             offer = self._offers.keep(key, parameter._numbers(limits))
         return offer
+
+    def terms(self, theirs: Hello, *, bare: bool) -> Terms:
+        """The sizes of messages between this side and a peer.
+
+        Args:
+            theirs: The peer's half of the handshake.
+            bare: Whether the adapter has immediates.
+        """
+        key = id(theirs), bare
+        known = self._terms.get(key)
+        if known is None:
+            known = self._terms.keep(key, (theirs, _terms_of(self.config, theirs, bare=bare)))
+        return known[1]
 
     def hello(
         self,
@@ -397,6 +430,21 @@ class Plan:
             # Of every loop: a loop that has ended must leave nothing here.
             packed = self._hellos[window, check, bare] = own.pack(room)[:HELLO_SIZE]
         return packed + loop_id
+
+
+def _terms_of(config: ConnectionConfig, theirs: Hello, *, bare: bool) -> Terms:
+    slot = min(config.slot_size, theirs.slot_size)
+    limit = theirs.max_message_kib * 1024
+    threshold = config.rendezvous_threshold
+    written = min(threshold, LANDING_SIZES[-1])
+    lands = bare and theirs.knows_landings
+    return (
+        min(slot - FRAME_SIZE, limit),
+        min(slot, limit) if bare and theirs.takes_bare else 0,
+        min(threshold, limit, COPIED_BYTES) if theirs.takes_fragments else 0,
+        min(written, limit) if lands else 0,
+        min(written, config.max_message_size) if lands else 0,
+    )
 
 
 def hello_of(

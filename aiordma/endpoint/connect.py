@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from aiordma.arguments import check_kind, check_seconds, payload_of
 from aiordma.cm.address import Address, check_address, check_port
 from aiordma.cm.connection_id import REQUEST_ROOM
-from aiordma.endpoint.config import DEFAULTS, ConnectionConfig, plan_of
+from aiordma.endpoint.config import DEFAULTS, ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.wire import HELLO_SIZE, Hello, protocol_error
@@ -41,9 +41,9 @@ class Opening(Coroutine[Any, Any, T], Generic[T]):
     __slots__ = ("_coroutine", "_opened")
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], name: str) -> None:
+        renamed: Any = coroutine
+        renamed.__name__ = renamed.__qualname__ = name
         self._coroutine: Any = coroutine
-        for attribute in ("__name__", "__qualname__"):
-            setattr(coroutine, attribute, name)
         self._opened: Any = None
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -201,13 +201,13 @@ async def _one(
     connection: Connection | None = None
     try:
         link = await Link.open(cm_id, config, memory)
-        link.at_close(release)
+        link._at_close.append(release)
         connection = Connection(link, config)
         link.note("connects to %s port %d by queue pair %d", *address, link.qp.num)
         data = private_data
         if not config.raw:
             data = connection._hello(private_data, REQUEST_ROOM)
-        offer = plan_of(config).offer(link.context.attributes)
+        offer = link.plan.offer(link.context.attributes)
         course.asked = True
         # `dial` has a limit for all of it.
         event = await cm_id._connect(offer, data, None, link.qp.num)

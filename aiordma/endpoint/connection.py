@@ -37,11 +37,11 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import EventType
 from aiordma.endpoint.carrier import FrameCarrier
-from aiordma.endpoint.config import ConnectionConfig, plan_of
+from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.events import ConnectionEvents, EventHub
 from aiordma.endpoint.large import LargeMessages, checks
 from aiordma.endpoint.lease import Lease, rights_of
-from aiordma.endpoint.link import COPIED_BYTES, Link, allow_landings
+from aiordma.endpoint.link import Link
 from aiordma.endpoint.one_sided import OneSided
 from aiordma.endpoint.outcome import (
     Outcome,
@@ -57,7 +57,7 @@ from aiordma.endpoint.outcome import (
 )
 from aiordma.endpoint.receiving import Receiver
 from aiordma.endpoint.sending import Goodbye, Sender
-from aiordma.endpoint.wire import FRAME_SIZE, AbortReason, FrameKind, Hello
+from aiordma.endpoint.wire import AbortReason, FrameKind, Hello
 from aiordma.errors import (
     ConnectionEndedError,
     DeviceRemovedError,
@@ -132,14 +132,14 @@ class Connection:
 
     def __init__(self, link: Link, config: ConnectionConfig) -> None:
         self.config = config
-        self._plan = plan_of(config)
+        self._plan = link.plan
         self.private_data: bytes = b""
         self._link = link  # not yet started
         self._receiver = Receiver(link, config)
-        self._state = link.state
-        self._state.sge, self._state.region = SGE, MemoryRegion
-        self._state.remote, self._state.pd = RemoteRegion, link.pd
-        self._state.largest = config.max_message_size
+        self._state = state = link.state
+        state.sge, state.region = SGE, MemoryRegion
+        state.remote, state.pd = RemoteRegion, link.pd
+        state.largest = config.max_message_size
         self._sender = Sender(link, config)
         self._outcome = Outcome()
         self._keepalive: Keepalive | None = None
@@ -156,10 +156,10 @@ class Connection:
         self._theirs: Hello | None = None  # the peer's half of the handshake
         self._own_one_sided: OneSided | None = None
         self._events: EventHub | None = None
-        link.at_close(self._part)
+        link._at_close.append(self._part)
         fork.guard_public(self)
         link.cm_id._sink = self._on_cm_event
-        self._state.handler = self._on_events
+        state.handler = self._on_events
         link.start(self)
 
     @property
@@ -919,18 +919,13 @@ class Connection:
             return
         self.private_data = hello.user_data
         self._theirs, self._reads = hello, reads
-        slot = min(self.config.slot_size, hello.slot_size)
-        limit = hello.max_message_kib * 1024
-        self._state.eager_size = min(slot - FRAME_SIZE, limit)
-        if hello.takes_bare and not self._link.context.is_iwarp:
-            self._state.bare_size = min(slot, limit)
-        if hello.takes_fragments:
-            threshold = self.config.rendezvous_threshold
-            self._state.fragmented_size = min(threshold, limit, COPIED_BYTES)
-        if hello.knows_landings and not self._link.context.is_iwarp:
-            allow_landings(self._state, self.config, limit, alone=self._link.own_pd)
-        self._state.credits += hello.recv_depth
-        if self._state.queued or self._state.has_pending:
+        state, link = self._state, self._link
+        terms = self._plan.terms(hello, bare=not link.context.is_iwarp)
+        state.eager_size, state.bare_size, state.fragmented_size, state.written_size, landed = terms
+        if link.own_pd:  # else the peers of others could write where messages land
+            state.landed_size = landed
+        state.credits += hello.recv_depth
+        if state.queued or state.has_pending:
             self._sender.room()
 
     def _opened(self, peer_qpn: int) -> None:

@@ -17,8 +17,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from aiordma._core import (
-    LANDING_SIZE,
-    LANDINGS,
     SUB_OPERATE,
     SUB_READ,
     SUB_RECV,
@@ -29,7 +27,14 @@ from aiordma._core import (
 )
 from aiordma._ffi import ffi
 from aiordma.cm.connection_id import ConnectionId
-from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig, Plan, plan_of
+from aiordma.endpoint.config import (
+    CONTROL_SLOTS,
+    COPIED_BYTES,
+    LANDING_SIZES,
+    ConnectionConfig,
+    Plan,
+    plan_of,
+)
 from aiordma.endpoint.outcome import closed_error
 from aiordma.endpoint.slots import Common, Slots
 from aiordma.errors import os_error
@@ -47,10 +52,7 @@ from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QueuePair
 from aiordma.verbs.wc import WCRecord
 
-__all__ = [
-    "COPIED_BYTES", "LANDING_SIZES", "Landings", "Link", "allow_landings", "lent",
-    "memory_log",
-]  # fmt: skip
+__all__ = ["COPIED_BYTES", "LANDING_SIZES", "Landings", "Link", "lent", "memory_log"]
 
 #: Of memory that comes with traffic.
 memory_log: Log = log_of("memory")
@@ -59,10 +61,6 @@ _SIGNALED = int(SendFlags.SIGNALED)
 _SOLICITED = int(SendFlags.SOLICITED)
 # The rights that a peer can have; numbers, because flags of an enumeration take longer.
 _RIGHTS = (int(Access.REMOTE_READ), int(Access.REMOTE_WRITE), int(Access.REMOTE_ATOMIC))
-#: Larger messages are read out of the program's own buffer, which is registered for it.
-COPIED_BYTES = 1 << 18
-#: Bytes of the landings, by their numbers; 0 is none.
-LANDING_SIZES = (0, *(LANDING_SIZE << 2 * number for number in range(LANDINGS)))
 _LANDS = Access.LOCAL_WRITE | Access.REMOTE_WRITE
 
 
@@ -139,12 +137,13 @@ class Link(AdapterSide):
     Made by `open`; `start` begins to receive.
 
     Attributes:
+        plan: Values of its configuration.
         state: Messages, credits and operations.
         slots: Memory of short messages, of the peer and to the peer.
         buffers: Memory of large messages.
     """
 
-    __slots__ = ("_rights", "buffers", "slots", "state")
+    __slots__ = ("_rights", "buffers", "plan", "slots", "state")
 
     _owner: LinkOwner | None
 
@@ -163,6 +162,7 @@ class Link(AdapterSide):
         super().__init__(cm_id, context, slots.completions, pd, qp)
         qp._posted_in_c = True
         config = plan.config
+        self.plan: Plan = plan
         self.slots: Slots = slots
         self.state: MessageState = MessageState(
             self.loop,
@@ -485,17 +485,3 @@ class Landings:
         view = region.view
         region.close()  # when the pin has ended
         return region, view
-
-
-def allow_landings(
-    state: MessageState, config: ConnectionConfig, limit: int, *, alone: bool
-) -> None:
-    """Use landings from now on: both sides know them, and the peer takes up to `limit` bytes.
-
-    Unless the connection is `alone` in its protection domain it offers none: the peers of others
-    could write there.
-    """
-    threshold = min(config.rendezvous_threshold, LANDING_SIZES[-1])
-    state.written_size = min(threshold, limit)
-    if alone:
-        state.landed_size = min(threshold, config.max_message_size)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
+import logging
 import sys
 import warnings
 import weakref
@@ -529,8 +530,8 @@ async def _made(
     connection._request_budget = listener._request_budget
     # Not more than the client wants, and serves.
     offer = plan.offer(link.context.attributes, event.responder_resources, event.initiator_depth)
-    peer = peer_text(request.peername)
-    link.note("accepts %s by queue pair %d", peer, link.qp.num)
+    if link.log.tells(logging.DEBUG):
+        link.note("accepts %s by queue pair %d", peer_text(request.peername), link.qp.num)
     try:
         # Before the answer: the client's first messages may come with its confirmation.
         ends = request.peername, request.sockname

@@ -34,7 +34,7 @@ from aiordma.link.completions import Completions
 from aiordma.link.shared_queues import SharedQueues
 from aiordma.loop import registry
 from aiordma.loop.workers import call_blocking
-from aiordma.memory.arena import Arena, arenas
+from aiordma.memory.arena import Arena
 from aiordma.memory.budget import Share, SlotBudget, step_budget
 from aiordma.memory.elastic import ElasticArena, Keeper
 from aiordma.memory.memlock import FIRST
@@ -163,12 +163,38 @@ class Slots:
     recv: Arena
     send: Arena
 
-    def __init__(self, made: list[Arena], plan: Plan) -> None:
-        self.first: MemoryRegion = made[0].mr
-        self.recv, self.send = made[:2]
-        self.control: Arena | None = None if plan.config.raw else made[2]
+    def __init__(self, first: MemoryRegion, common: Common, plan: Plan) -> None:
+        self.first: MemoryRegion = first
+        recv, send, *control = plan.places
+        self.control: Arena | None = Arena(first, control[0]) if control else None
         self._own_cq: CompletionQueue | None = None
         self._share: Share | None = None
+        if common.budget is None:
+            self.recv, self.send = Arena(first, recv), Arena(first, send)
+            self._set_completions(common, plan)
+            return
+        # Further slots come out of the budget.
+        self._loop = asyncio.get_running_loop()
+        share = self._share = common.budget.join(plan.guaranteed)
+        try:
+            if plan.guaranteed:
+                share.take(plan.guaranteed)
+            config, step, unit = plan.config, plan.step, plan.unit
+            self.recv = ElasticArena(first, recv, config.receives, step, share, unit)
+            self.send = ElasticArena(first, send, config.send_depth, step, share, unit)
+            self._set_completions(common, plan)
+        except BaseException:
+            share.leave()
+            raise
+
+    def _set_completions(self, common: Common, plan: Plan) -> None:
+        if common.queues is not None:
+            cq = common.queues.take(plan.completions, common.expected)
+        else:
+            channel = common.channel
+            cq = self._own_cq = CompletionQueue(channel.context, plan.completions, channel)
+        unused = self._own_cq is not None
+        self.completions = Completions(common.channel, cq, quiet=common.quiet, unused=unused)
 
     @classmethod
     async def open(cls, pd: ProtectionDomain, common: Common, plan: Plan) -> Slots:
@@ -181,36 +207,18 @@ class Slots:
         Cancellation: the resources are freed.
         """
         if plan.quick:
-            made = arenas(pd, *plan.shapes)
+            first = MemoryRegion.slab(pd, plan.first_bytes)
         else:
-            made = await call_blocking(
-                lambda: arenas(pd, *plan.shapes), undo=lambda made: made[0].close()
+            first = await call_blocking(
+                lambda: MemoryRegion.slab(pd, plan.first_bytes), undo=MemoryRegion.close
             )
-        slots = cls(made, plan)
-        FIRST.count(slots.first.length)
         try:
-            slots._set_up(pd, common, plan)
+            slots = cls(first, common, plan)
         except BaseException:
-            slots.abandon()
+            first.close()
             raise
+        FIRST.count(first.length)
         return slots
-
-    def _set_up(self, pd: ProtectionDomain, common: Common, plan: Plan) -> None:
-        if common.budget is not None:  # further slots come out of it
-            self._loop = asyncio.get_running_loop()
-            share = self._share = common.budget.join(plan.guaranteed)
-            if plan.guaranteed:
-                share.take(plan.guaranteed)
-            recv = ElasticArena(pd, self.recv, plan.config.receives, plan.step, share, plan.unit)
-            send = ElasticArena(pd, self.send, plan.config.send_depth, plan.step, share, plan.unit)
-            self.recv, self.send = recv, send
-        if common.queues is not None:
-            cq = common.queues.take(plan.completions, common.expected)
-        else:
-            channel = common.channel
-            cq = self._own_cq = CompletionQueue(channel.context, plan.completions, channel)
-        unused = self._own_cq is not None
-        self.completions = Completions(common.channel, cq, quiet=common.quiet, unused=unused)
 
     @property
     def regions(self) -> list[MemoryRegion]:

@@ -30,6 +30,8 @@ from aiordma.verbs.qp import QueuePair
 
 __all__ = ["Buffers", "settled", "sum_of"]
 
+#: In place of a dict, until a region is pinned.
+_NOTHING: dict[MemoryRegion | LentPart, None] = {}
 _LANDS_ON_IWARP = Access.LOCAL_WRITE | Access.REMOTE_WRITE
 
 
@@ -91,7 +93,7 @@ class Buffers:
         self._memory: LargeMemory | None = None
         self._let_memory_go: Callable[[], None] | None = None
         self.shared: Memory | None = shared
-        self._pinned: dict[MemoryRegion | LentPart, None] = {}
+        self._pinned: dict[MemoryRegion | LentPart, None] = _NOTHING
         self._closed = False
         self.budget: ByteBudget = PROCESS_BUDGET
         self.in_the_open: bool = pd.context.is_iwarp
@@ -158,6 +160,8 @@ class Buffers:
         if self._closed:
             raise ResourceClosedError(errno.ECONNABORTED, "the connection is closed")
         region._retain()
+        if self._pinned is _NOTHING:
+            self._pinned = {}
         self._pinned[region] = None
 
     def unpin(self, region: MemoryRegion | LentPart) -> None:
@@ -179,7 +183,7 @@ class Buffers:
         """Give everything back; memory that the adapter may use when `qp` is gone."""
         self._closed = True
         if self._pinned:
-            pinned, self._pinned = self._pinned, {}
+            pinned, self._pinned = self._pinned, _NOTHING
 
             def let_go(_: object) -> None:
                 for region in pinned:

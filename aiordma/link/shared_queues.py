@@ -110,13 +110,17 @@ class SharedQueues:
         Raises:
             OSError: The adapter cannot make a further queue.
         """
+        expected = completions if expected is None else expected
         while self._open:
+            cq = self._open[0]  # other threads put queues before it, and take none out
+            if not cq.left and cq._make_room(completions, expected):
+                return cq
             with self.lock:  # full, unless `has_room` is called meanwhile
                 cq = self._open.popleft()
                 self._full.add(cq)
             if cq.left:
                 self.sweep(cq)
-            if cq._make_room(completions, completions if expected is None else expected):
+            if cq._make_room(completions, expected):
                 self.has_room(cq)  # first in the line, to be filled before others
                 return cq
         context = self._channel.context

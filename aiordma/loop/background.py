@@ -48,7 +48,7 @@ class Delivering(Protocol):
 class _Background:
     """The tasks of the running loop."""
 
-    __slots__ = ("_guard", "_loop", "closing", "delivering", "ended", "patient", "tasks")
+    __slots__ = ("_guard", "_loop", "closing", "delivering", "ended", "gone", "patient", "tasks")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)
@@ -56,7 +56,8 @@ class _Background:
         self.tasks: set[asyncio.Task[Any]] = set()
         self.patient: set[asyncio.Task[Any]] = set()  # tasks of `tasks` that are not canceled
         self.closing: dict[Callable[[], None], None] = {}
-        self.delivering: weakref.WeakSet[Delivering] = weakref.WeakSet()
+        self.delivering: set[weakref.ref[Delivering]] = set()
+        self.gone: Callable[[weakref.ref[Delivering]], None] = self.delivering.discard
         self._guard = self._until_the_end()
         # Its first step makes the generator known to the loop.  The loop's own hook for finalizing
         # would be a reference to the loop that the collector does not see.
@@ -81,7 +82,8 @@ class _Background:
         for function in list(self.closing):
             function()
         delivered = asyncio.gather(
-            *(stream._deliver() for stream in list(self.delivering)), return_exceptions=True
+            *(stream._deliver() for each in list(self.delivering) if (stream := each())),
+            return_exceptions=True,
         )
         # connection_lost() has a turn of its own, and a delivery may begin a task in its first.
         for _ in range(2):
@@ -136,7 +138,7 @@ def deliver_at_end(loop: asyncio.AbstractEventLoop, stream: Delivering) -> None:
     """Have `stream` deliver its adapter's bytes when the loop ends; this keeps no stream alive."""
     background: _Background | None = getattr(loop, _ATTRIBUTE, None)
     if background is not None:
-        background.delivering.add(stream)
+        background.delivering.add(weakref.ref(stream, background.gone))
 
 
 def start(

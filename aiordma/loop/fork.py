@@ -38,8 +38,12 @@ class Poisonable(Protocol):
 
 _locks: list[Any] = []
 _renewals: list[Callable[[], None]] = []
-_guarded: weakref.WeakSet[Poisonable] = weakref.WeakSet()
-_public: weakref.WeakSet[Any] = weakref.WeakSet()
+# Not `weakref.WeakSet`, which adds and takes out an object in Python: each connection has six.
+_guarded: set[weakref.ref[Poisonable]] = set()
+_public: set[weakref.ref[Any]] = set()
+# Looked up once: each look would make another object, for each reference.
+_forget_guarded: Callable[[weakref.ref[Poisonable]], None] = _guarded.discard
+_forget_public: Callable[[weakref.ref[Any]], None] = _public.discard
 _stand_ins: dict[type, type] = {}
 _used = False
 _used_by_a_parent = False
@@ -57,18 +61,25 @@ _SPECIAL_USES = frozenset({
 })  # fmt: skip
 
 
-#: Has an object poisoned in every child forked from now on.
-guard: Callable[[Poisonable], None] = _guarded.add
-#: Has an object that programs use become a stand-in in every child forked from now on.
-guard_public: Callable[[Any], None] = _public.add
+def guard(obj: Poisonable) -> None:
+    """Have an object poisoned in every child forked from now on."""
+    _guarded.add(weakref.ref(obj, _forget_guarded))
+
+
+def guard_public(obj: Any) -> None:
+    """Have an object that programs use become a stand-in in every child forked from now on."""
+    _public.add(weakref.ref(obj, _forget_public))
+
+
+def _living(references: set[weakref.ref[Any]]) -> list[Any]:
+    # Copied in one step: other threads make such objects meanwhile.
+    found = (reference() for reference in references.copy())
+    return [each for each in found if each is not None]
 
 
 def public_objects() -> list[Any]:
     """The objects of `guard_public` that live; in any thread."""
-    # Copied in one step: other threads make such objects meanwhile.
-    references = _public.data.copy()  # type: ignore[attr-defined]
-    found = (reference() for reference in references)
-    return [each for each in found if each is not None]
+    return _living(_public)
 
 
 def forked_error(name: str) -> ForkedError:
@@ -168,10 +179,10 @@ def _poison_all() -> None:
     _used_by_a_parent = _used_by_a_parent or _used
     for lock in _locks:
         lock._at_fork_reinit()  # as the standard library does it
-    for obj in list(_guarded):
+    for obj in _living(_guarded):
         obj.poison_after_fork()
     _guarded.clear()
-    for obj in list(_public):
+    for obj in _living(_public):
         become_stand_in(obj)
     _public.clear()
     for function in _renewals:

@@ -1,26 +1,33 @@
-"""Arena: slots of one size, in a registered slab that several arenas may share."""
+"""Arena: slots of one size, in a registered slab that several arenas may share.
+
+They share a registration, because for little memory the call costs more than the pages do.  The
+slab is never memory of Python's heap: small objects share pages with others, and a fork would have
+to copy them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
 from aiordma.verbs.mr import MemoryRegion
-from aiordma.verbs.pd import ProtectionDomain
 
-__all__ = ["Arena", "arenas"]
+__all__ = ["Arena", "Place"]
+
+#: Where the slots of an arena are in their slab: the byte of the first, their number, bytes each.
+Place = tuple[int, int, int]
 
 
 class Arena:
-    """`count` slots of `slot_size` bytes in a memory region; made by `arenas`.
+    """Slots in a memory region.
 
     Args:
         mr: The slab.
-        start: Byte of the slab at which slot 0 begins.
-        count: Slots in service.
-        slot_size: Bytes each.
+        place: Where they are in it.
 
     Attributes:
-        mr, count, slot_size: As the arguments.
+        mr: The slab.
+        count: Slots in service.
+        slot_size: Bytes each.
         addr: Address of slot 0.
         lkey: Local key of the slab.
     """
@@ -33,7 +40,8 @@ class Arena:
     count: int
     enough: int
 
-    def __init__(self, mr: MemoryRegion, start: int, count: int, slot_size: int) -> None:
+    def __init__(self, mr: MemoryRegion, place: Place) -> None:
+        start, count, slot_size = place
         self.mr: MemoryRegion = mr
         self.count = self.enough = count
         self.slot_size: int = slot_size
@@ -76,25 +84,3 @@ class Arena:
     def close(self) -> None:
         """Deregister the memory; its bytes stay readable while a view of them exists."""
         self.mr.close()
-
-
-def arenas(pd: ProtectionDomain, *shapes: tuple[int, int]) -> list[Arena]:
-    """Return an arena for each (count, slot size), one behind the other in one registration.
-
-    They share a registration, because for little memory the call costs more than the pages do.  The
-    slab is never memory of Python's heap: small objects share pages with others, and a fork would
-    have to copy them.
-
-    Raises:
-        OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.
-    """
-    size = 0
-    for count, slot_size in shapes:
-        size += count * slot_size
-    mr = MemoryRegion.slab(pd, size)
-    made = []
-    start = 0
-    for count, slot_size in shapes:
-        made.append(Arena(mr, start, count, slot_size))
-        start += count * slot_size
-    return made

@@ -21,11 +21,10 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from aiordma.logs import log_of
-from aiordma.memory.arena import Arena
+from aiordma.memory.arena import Arena, Place
 from aiordma.memory.budget import Share
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
-from aiordma.verbs.pd import ProtectionDomain
 
 __all__ = ["ElasticArena", "Keeper"]
 
@@ -59,6 +58,10 @@ class _Chunk:
         self.inside = set(slots)  # slots that were not given to `hand_in`
 
 
+#: In place of a dict, until there is a chunk: most connections have none.
+_NO_CHUNKS: dict[int, _Chunk] = {}
+
+
 @functools.lru_cache(64)
 def _steps(first: int, most: int, chunk: int) -> tuple[range, ...]:
     """The slots of each chunk behind the first slots."""
@@ -66,10 +69,10 @@ def _steps(first: int, most: int, chunk: int) -> tuple[range, ...]:
 
 
 class ElasticArena(Arena):
-    """Up to `most` slots, of which `count` are in service; its base is an arena of its own.
+    """Up to `most` slots, of which `count` are in service.
 
     Args:
-        pd: Protection domain.
+        mr: The slab of the base.
         base: Slots that are always there; the caller has taken them out of `share`.
         most: Slots at most.
         chunk: Slots that come and go together.
@@ -85,8 +88,8 @@ class ElasticArena(Arena):
     """
 
     __slots__ = (
-        "_base", "_chunks", "_closed", "_entering", "_expected", "_memory", "_pd", "_refused",
-        "_share", "_steps", "_unit", "keeper", "more", "more_addr",
+        "_base", "_chunks", "_closed", "_entering", "_expected", "_memory", "_refused", "_share",
+        "_steps", "_unit", "keeper", "more", "more_addr",
     )  # fmt: skip
 
     addr: int
@@ -96,22 +99,22 @@ class ElasticArena(Arena):
     mr: MemoryRegion
 
     def __init__(
-        self, pd: ProtectionDomain, base: Arena, most: int, chunk: int, share: Share, unit: int = 1
+        self, mr: MemoryRegion, base: Place, most: int, chunk: int, share: Share, unit: int = 1
     ) -> None:
-        # As the base; a call of its `__init__` would take as long as the rest.
-        self.mr, self.addr, self.lkey = base.mr, base.addr, base.lkey
-        self.count, self.slot_size = base.count, base.slot_size
-        self._pd = pd
+        # As in `Arena`; a call of its `__init__` would take as long as the rest.
+        start, count, slot_size = base
+        self.mr, self.addr, self.lkey = mr, mr.addr + start, mr.lkey
+        self.slot_size = slot_size
+        self.count = self._base = count
         self._expected = 0  # chunks whose completions are expected
-        self._base = base.count
         self._share = share
         self._unit = unit
-        self._steps = _steps(base.count, most, chunk)
+        self._steps = _steps(count, most, chunk)
         self._closed = False
         self._entering = False  # the collector may run meanwhile, and messages that it finds grow
         self._refused = False  # the system has refused memory, and that was told
         self._memory: mmap.mmap | None = None
-        self._chunks: dict[int, _Chunk] = {}
+        self._chunks: dict[int, _Chunk] = _NO_CHUNKS
         self.keeper: Keeper | None = None
         self.more: memoryview[int] = Arena.more
         self.more_addr: int = 0
@@ -125,7 +128,10 @@ class ElasticArena(Arena):
             self.more = memoryview(self._memory)
         slots = self._steps[number]
         start, stop = ((slot - self._base) * self.slot_size for slot in (slots.start, slots.stop))
-        chunk = _Chunk(slots, MemoryRegion(self._pd, self.more[start:stop], Access.LOCAL_WRITE))
+        region = MemoryRegion(self.mr.pd, self.more[start:stop], Access.LOCAL_WRITE)
+        chunk = _Chunk(slots, region)
+        if self._chunks is _NO_CHUNKS:
+            self._chunks = {}
         self._chunks[number] = chunk
         self.more_addr = chunk.mr.addr - start
         return chunk

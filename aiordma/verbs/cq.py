@@ -71,6 +71,12 @@ class _Room:
         self.most = most
         self.promised = self.expected = 0
 
+    def holds(self, depth: int, expected: int) -> bool:
+        """Whether so many more can be promised as the queue is now; see `CompletionQueue._fit`."""
+        return self.expected + expected <= self.size and (
+            self.promised + depth <= self.most or self.promised + depth <= self.size
+        )
+
 
 class CompletionQueue(Resource):
     """A completion queue (`ibv_create_cq(3)`).
@@ -392,7 +398,8 @@ class CompletionQueue(Resource):
             raise self._error()
         expected = depth if expected is None else expected
         with _promises:
-            self._fit(depth, expected)
+            if not self._room.holds(depth, expected):
+                self._fit(depth, expected)
             # Not sums from before: promises may have been taken back meanwhile.
             self._room.promised += depth
             self._room.expected += expected
@@ -401,6 +408,8 @@ class CompletionQueue(Resource):
         """Whether so many more can be promised; grows for them."""
         if self._error is not None:
             return False
+        if self._room.holds(depth, expected):
+            return True
         with _promises:
             try:
                 self._fit(depth, expected)

@@ -66,10 +66,10 @@ def _cmtime() -> Profiled:
     return Profiled(job.name, job, PAIR, CONNECTIONS, CONNECTING)
 
 
-def _connecting() -> Profiled:
-    job = jobs.connecting()
+def _connecting(many: int = CONNECTIONS, way: str = "only") -> Profiled:
+    job = jobs.connecting(many, way)
     client = _watched("rdma_create_id:1", "rdma_disconnect:1", *job.client)
-    return Profiled(job.name, replace(job, client=client), PAIR, CONNECTIONS, CONNECTING)
+    return Profiled(job.name, replace(job, client=client), PAIR, many, CONNECTING)
 
 
 def _perf(name: str, test: str, api: str, loop: str) -> Profiled:
@@ -97,9 +97,15 @@ def _floor(way: str, loop: str) -> Profiled:
 
 
 def _plain(
-    module: str, form: str, size: int, number: int, unit: str, over: str = "rdma"
+    module: str,
+    form: str,
+    size: int,
+    number: int,
+    unit: str,
+    over: str = "rdma",
+    group: str = LARGE,
 ) -> Profiled:
-    """A program of plain_peer.py, plain_streams.py or plain_dask.py."""
+    """A program of plain_peer.py, plain_streams.py, plain_dask.py or plain_many.py."""
     program = "python:tests.bench.profiled"
     client, server = (
         (program, "plain", module, role, form, str(size), LOOPS[0], over, "{address}", "{port}")
@@ -107,7 +113,14 @@ def _plain(
     )
     name = f"{form} {size}" + (" TCP" if over == "tcp" else "")
     job = Job(name, "text", client, server, listens=over)
-    return Profiled(job.name, job, unit, number, LARGE)
+    return Profiled(job.name, job, unit, number, group)
+
+
+def _ordinary(form: str) -> tuple[Profiled, Profiled]:
+    """The connects of an ordinary program, and C whose connections have the same memory."""
+    many = max(jobs.IDLE)
+    ours = _plain("many", form, many, many, PAIR, group=CONNECTING)
+    return ours, _connecting(many, jobs.SAME_SIZES[form])
 
 
 def _large_messages(size: int) -> tuple[Profiled, Profiled]:
@@ -144,5 +157,6 @@ ROWS: tuple[Profiled, ...] = (
     _cmtime(),
     _connecting(),
     _connect("uvloop"),
+    *(row for form in jobs.SAME_SIZES for row in _ordinary(form)),
     _pyverbs("connect", CONNECTING, PAIR, _PYVERBS_CONNECTIONS),
 )

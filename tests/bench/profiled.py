@@ -2,8 +2,8 @@
 
     perf ...                            `aiordma perf`; the last of its measurements
     connect ROLE ADDRESS PORT LOOP      so many connections at once, as growth_connect.py has them
-    plain MODULE ROLE ...               a program of plain_peer.py or plain_streams.py; the last of
-                                        its measurements
+    plain MODULE ROLE ...               a program of plain_peer.py, plain_streams.py, plain_dask.py
+                                        or plain_many.py; the last of its measurements
 
 The marks are those of marks.c.
 """
@@ -23,7 +23,7 @@ from aiordma.cli import __main__ as cli
 from aiordma.cli.perf.kinds import Stop
 from aiordma.cli.perf.messages import MessageClient
 from aiordma.cli.perf.stream_protocols import ProtocolClient
-from tests.bench import plain_dask, plain_peer, plain_streams
+from tests.bench import plain_dask, plain_many, plain_peer, plain_streams
 from tests.bench.growth import CONFIGS, loop_factory
 from tests.bench.jobs import MARKS
 from tests.bench.profile_jobs import CONNECTIONS
@@ -31,6 +31,9 @@ from tests.bench.profile_jobs import CONNECTIONS
 #: A few first, for what is loaded and looked up once, and all of them once, for the pages that they
 #: fill: a process that was forked copies each page that it changes for the first time.
 ROUNDS = (2, CONNECTIONS, CONNECTIONS)
+_PLAIN = {
+    "peer": plain_peer, "streams": plain_streams, "dask": plain_dask, "many": plain_many,
+}  # fmt: skip
 _marks = ctypes.CDLL(str(MARKS))
 
 
@@ -124,7 +127,7 @@ def main(words: list[str]) -> int:
         mark_perf()
         return int(cli.main([kind, *words]))
     if kind == "plain":
-        module: Any = {"peer": plain_peer, "streams": plain_streams, "dask": plain_dask}[words[0]]
+        module: Any = _PLAIN[words[0]]
         if words[1] == "client":
             module.time = Marking()
         return int(module.main(words[1:]))

@@ -147,6 +147,7 @@ class FakeLink(Link):
         self, config: ConnectionConfig, arenas: tuple[AnyFakeArena, AnyFakeArena] | None = None
     ) -> None:
         self.loop = asyncio.get_running_loop()
+        self.plan = plan_of(config)
         send, recv = arenas or (
             FakeArena(config.send_depth, config.slot_size),
             FakeArena(config.receives, config.slot_size),

@@ -126,9 +126,9 @@ class FakeElastic(ElasticArena):
     def __init__(
         self, most: int, base: int, chunk: int, slot_size: int, share: Share, unit: int = 1
     ) -> None:
-        pd: Any = None
-        first: Any = FakeArena(base, slot_size)
-        super().__init__(pd, first, most, chunk, share, unit)
+        first = FakeArena(base, slot_size)
+        region: Any = SimpleNamespace(addr=first.addr, lkey=first.lkey, pd=None)
+        super().__init__(region, (0, base, slot_size), most, chunk, share, unit)
         self._view = first.view
 
     @property
