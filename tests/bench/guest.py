@@ -15,7 +15,6 @@ function slows the Python of forked processes down, which `make bench-check` has
 from __future__ import annotations
 
 import ctypes
-import gc
 import importlib
 import json
 import os
@@ -208,10 +207,7 @@ def load(jobs: list[dict[str, Any]]) -> dict[str, ModuleType]:
         # While a process waits for a file of the host this clock jumps to the next timer, which
         # then fires too early: the libraries are to be here before.
         importlib.import_module("aiordma").devices()
-    loaded = {name: importlib.import_module(name) for name in names}
-    # So that no process has the objects of all modules collected in the midst of its figure.
-    gc.collect()
-    return loaded
+    return {name: importlib.import_module(name) for name in names}
 
 
 def main(plan: str) -> None:
