@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -30,8 +30,8 @@ else:
     Buffer = Any
 
 __all__ = [
-    "Buffer", "bytes_of", "check_kind", "check_seconds", "fitting", "joined", "no_buffer",
-    "payload_of", "refuse_objects", "seconds_left", "whole",
+    "Buffer", "bytes_of", "check_awaitable", "check_kind", "check_seconds", "fitting", "joined",
+    "no_buffer", "payload_of", "refuse_objects", "seconds_left", "whole",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -134,6 +134,18 @@ def check_kind(name: str, value: Any, kind: type[Any], *, none: bool = True) -> 
     if not isinstance(value, kind) and not (none and value is None):
         # Not its repr: a configuration has twenty fields, and bytes may be a key.
         msg = f"{name} has to be a {kind.__name__}, not {_kind_of(value)}"
+        raise TypeError(msg)
+
+
+def check_awaitable(name: str, result: Any) -> None:
+    """Raise unless the result of a function can be awaited.
+
+    Raises:
+        TypeError: It cannot.
+    """
+    if not isinstance(result, Awaitable):
+        kind = _kind_of(result)
+        msg = f"{name} has to be a coroutine function (`async def`): its result is {kind}"
         raise TypeError(msg)
 
 

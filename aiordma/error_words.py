@@ -142,6 +142,8 @@ ERRNO_HINTS: dict[tuple[str, int], str] = {
     "registers at most 1 GiB at a time",
     ("ibv_reg_mr", errno.EPERM): "RLIMIT_MEMLOCK is 0; raise it with `ulimit -l`",
     ("ibv_reg_mr", errno.EFAULT): "the buffer is read-only or not mapped",
+    ("ibv_query_gid_ex", errno.ENODATA): "the port has no GID of this index: `aiordma gids`",
+    ("ibv_query_gid_ex", errno.EINVAL): "the port has no GID of this index: `aiordma gids`",
     ("ibv_open_device", errno.EACCES): NO_PERMISSION,
     ("ibv_open_device", errno.EPERM): NO_PERMISSION,
     ("rdma_create_event_channel", errno.EACCES): NO_PERMISSION,

@@ -17,7 +17,7 @@ import asyncio
 import errno
 import functools
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiordma.arguments import check_seconds
 from aiordma.endpoint.link import Link
@@ -90,6 +90,14 @@ class Lease:
         "_timer",
         "_waiting",
     )  # fmt: skip
+
+    if not TYPE_CHECKING:  # for type checkers there are no other attributes
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_") or name not in dir(RemoteRegion):
+                raise AttributeError(name)
+            msg = f"{name} belongs to the region: `async with connection.expose(...) as region`"
+            raise AttributeError(msg, name=name, obj=self)
 
     def __init__(
         self,

@@ -139,6 +139,9 @@ class Memory:
         if isinstance(device, Device):
             device = device.name
         check_kind("device", device, str)
+        if isinstance(trusted, bool) or not isinstance(trusted, int):
+            msg = f"trusted has to be rights, such as Access.REMOTE_READ, not {trusted!r}"
+            raise TypeError(msg)
         trusted = Access(fitting("trusted", trusted, 31))
         if trusted & ~_RIGHTS:
             msg = f"trusted has a flag that is no right of a peer: {trusted & ~_RIGHTS!r}"

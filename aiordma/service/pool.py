@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from aiordma._core import Message
-from aiordma.arguments import check_kind, check_seconds, seconds_left, whole
+from aiordma.arguments import bytes_of, check_kind, check_seconds, seconds_left, whole
 from aiordma.cm.address import check_port
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connect import connect
@@ -651,6 +651,9 @@ class Pool:
         """
         core = self._opened()
         end = None if timeout is None else core.loop.time() + seconds_left("timeout", timeout)
+        if type(buf) is not bytes:
+            with bytes_of("a request", buf):
+                pass  # a wrong argument needs no connection to be told
         core.counts.requests += 1
         tries = 0
         while True:

@@ -22,7 +22,7 @@ from aiordma.link.limits import ListenerLimits
 from aiordma.link.log_share import LogShare
 from aiordma.memory.shared import Memory
 from aiordma.requests.served import Request
-from aiordma.service.server import Server, serve
+from aiordma.service.server import Server, serve, started
 
 __all__ = ["RequestHandler", "handle_requests", "serve_requests"]
 
@@ -181,9 +181,10 @@ async def _handle(
             return
         if tally.observed:
             with tally.Operation("reply", connection._peer_attributes):
-                await _reply(connection, request, await handler(request), tracebacks)
+                answer = await started(handler, request)
+                await _reply(connection, request, answer, tracebacks)
             return
-        answer = await handler(request)
+        answer = await started(handler, request)
         if not request._reply_now(answer):
             await _reply(connection, request, answer, tracebacks)
     except asyncio.CancelledError:
@@ -197,7 +198,7 @@ async def _handle(
         if isinstance(exc, RdmaError) and connection.is_closing():
             _log.info("%r of %r: %s", request, connection, exc)
         elif tracebacks.may_log(connection.get_extra_info("peername")):
-            _log.exception("the handler of %r of %r", request, connection)
+            _log.exception("the handler of %r of %r has raised", request, connection)
         _fail(request, exc)
 
 

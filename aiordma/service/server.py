@@ -16,9 +16,10 @@ import contextlib
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Self
+from types import CoroutineType
+from typing import Any, Self, TypeVar
 
-from aiordma.arguments import check_seconds
+from aiordma.arguments import check_awaitable, check_seconds
 from aiordma.cm.address import Address
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connect import Opening
@@ -38,6 +39,20 @@ _BACKLOG = 256
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 Handler = Callable[[Connection], Awaitable[object]]
+Subject = TypeVar("Subject")
+Result = TypeVar("Result")
+
+
+def started(handler: Callable[[Subject], Awaitable[Result]], subject: Subject) -> Awaitable[Result]:
+    """Call a handler.
+
+    Raises:
+        TypeError: It is no coroutine function, and returns nothing that can be awaited.
+    """
+    handling = handler(subject)
+    if type(handling) is not CoroutineType:
+        check_awaitable("the handler", handling)
+    return handling
 
 
 def serve(
@@ -158,7 +173,7 @@ class Server:
         try:
             async with connection:
                 try:
-                    await self._handler(connection)
+                    await started(self._handler, connection)
                 except ConnectionEndedError:
                     pass  # as where `async for` has ended
                 except RdmaError as exc:
@@ -168,7 +183,7 @@ class Server:
                     _log.info("%r: %s", connection, exc)
         except Exception:
             if self._tracebacks.may_log(connection.get_extra_info("peername")):
-                _log.exception("the handler of %r", connection)
+                _log.exception("the handler of %r has raised", connection)
 
     def _ended(self, accepting: asyncio.Task[None]) -> None:
         self._asked.set()

@@ -219,6 +219,9 @@ class BringUp:
         if context.is_iwarp:
             detail = "(iWARP connects a queue pair by the connection manager only: ConnectionId)"
             raise os_error(errno.EOPNOTSUPP, "ibv_modify_qp", detail=detail)
+        if (state := qp.state) is not QPState.RESET:
+            detail = f"(the queue pair is in {state.name}, not in RESET)"
+            raise os_error(errno.EINVAL, "ibv_modify_qp", detail=detail)
         port = context.query_port(config.port_num)
         self.qp: QueuePair = qp
         self.config: BringUpConfig = config

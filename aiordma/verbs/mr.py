@@ -545,7 +545,8 @@ def _check_view(view: memoryview, access: Access) -> None:
         raise ValueError(msg)
     if view.readonly and int(access) & (_LOCAL_BITS | _REMOTE_WRITES):
         msg = (
-            "the buffer is read-only, and not for writing: use a writable one, such as a bytearray"
+            "the buffer is read-only, and would be written to: use a writable one, such as a "
+            "bytearray, or give the right to read alone"
         )
         raise BufferError(msg)
 

@@ -105,6 +105,9 @@ def sge_list(pieces: Buffers) -> tuple[SGE, ...]:
     """One region, one piece or several, as pieces."""
     if isinstance(pieces, (MemoryRegion, SGE)):
         pieces = (pieces,)
+    elif isinstance(pieces, (bytes, bytearray, memoryview, str)):
+        msg = f"a {type(pieces).__name__} is not registered: post a MemoryRegion(pd, buffer) of it"
+        raise TypeError(msg)
     found = tuple(SGE(p) if isinstance(p, MemoryRegion) else p for p in pieces)
     for piece in found:
         if not isinstance(piece, SGE):

@@ -87,7 +87,7 @@ def run(folder: Path, file: str, options: list[str]) -> dict[str, str]:
         sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", "--runslow",
         "-o", "addopts=-q -p no:asyncio -p no:legacypath", "-p", "tests.conformance.dask_left_out",
         f"--timeout={TEST_LIMIT_S}", "--timeout-method=signal", f"--junit-xml={report}",
-        # The mark "flaky" belongs to a plugin that runs a failed test again, which is not wanted here.
+        # The mark "flaky" belongs to a plugin that runs failed tests again, which is not wanted.
         "-W", "ignore::pytest.PytestUnknownMarkWarning",
         # Some tests leave a server open; distributed's settings ignore it of sockets.
         "-W", "ignore:unclosed <Listener:ResourceWarning",
