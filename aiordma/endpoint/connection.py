@@ -20,7 +20,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Self, overload
 
 from aiordma._core import (
     EVENT_FAILED,
@@ -77,10 +77,10 @@ from aiordma.link.log_share import VIOLATIONS
 from aiordma.link.tally import COUNTERS, ConnectionStats
 from aiordma.logs import log_of
 from aiordma.loop import background, fork
+from aiordma.loop.coroutines import markcoroutinefunction
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.memory.remote import RemoteRegion
 from aiordma.requests.budget import RequestBudget
-from aiordma.requests.calls import Calls
 from aiordma.requests.exchange import Exchange
 from aiordma.requests.served import Requests
 from aiordma.verbs.enums import Access, Opcode
@@ -99,16 +99,6 @@ _SILENCE = "idle_timeout_s of this side's ConnectionConfig"
 _RAW_SILENCE = f"raw_{_SILENCE}"
 # Events after which the connection goes on.
 _NO_END = (EventType.ESTABLISHED, EventType.TIMEWAIT_EXIT, EventType.ADDR_CHANGE)
-
-
-if sys.version_info >= (3, 12):
-    from inspect import markcoroutinefunction
-else:
-    _F = TypeVar("_F", bound=Callable[..., object])
-
-    def markcoroutinefunction(function: _F) -> _F:
-        """A function that returns a coroutine of C cannot be marked."""
-        return function
 
 
 async def _no_send(buf: Any, imm: int | None = None) -> None:
@@ -353,8 +343,20 @@ class Connection:
 
     # Requests; with the first, the connection carries requests instead of messages
 
+    @overload
+    def request(
+        self, buf: Any, *, timeout: float | None = None, into: None = None
+    ) -> Coroutine[Any, Any, Message]: ...
+
+    @overload
+    def request(
+        self, buf: Any, *, timeout: float | None = None, into: Buffer
+    ) -> Coroutine[Any, Any, int]: ...
+
     @markcoroutinefunction
-    def request(self, buf: Any, *, timeout: float | None = None) -> Coroutine[Any, Any, Message]:
+    def request(
+        self, buf: Any, *, timeout: float | None = None, into: Any = None
+    ) -> Coroutine[Any, Any, Message | int]:
         """Send a request, and wait for its answer.
 
         Many requests may be under way, in both directions; the peer takes them with `requests()`
@@ -365,13 +367,22 @@ class Connection:
                 changed before the answer is here.
             timeout: Seconds for all of it; the peer's `Request.remaining` shows them.  0 or less
                 is a deadline that has passed: nothing is sent.
+            into: Memory for the answer: a writable buffer, as of `recv_into`, which stays exported
+                until the call ends.  None: the answer is a message.
 
         Returns:
-            The answer, which is the program's; its `imm` has no meaning.
+            The answer, which is the program's; its `imm` has no meaning.  With `into`, the bytes of
+            the answer, which begin at the start of the buffer.
+
+        The adapter reads an answer of more than 256 KiB right into `into`: nothing is copied.  Of
+        others the bytes are copied once, as by `recv_into`.
 
         Raises:
             TypeError: No buffer, or no number of seconds.
-            MessageTooLargeError: More than the peer takes; nothing was sent.
+            ValueError: `into` is empty or not contiguous.
+            BufferError: `into` is read-only.
+            MessageTooLargeError: More than the peer takes; nothing was sent.  Or the answer has
+                more bytes, `size`, than `into`: then it is the `answer` of the exception.
             RequestDeadlineError: No answer in time; it is a TimeoutError, too.
             RequestRefusedError: The peer has not served it; a subclass tells why.
             RequestError: The peer's handler raised an exception.
@@ -380,16 +391,19 @@ class Connection:
             ResourceClosedError, ConnectionLostError, TimeoutError: As `send` and `recv`;
                 `request_sent` of a ConnectionLostError tells whether the peer may have got it.
 
-        Cancellation: this side tells the peer, whose `Request.canceled` shows it.
+        Cancellation: this side tells the peer, whose `Request.canceled` shows it.  With `into` the
+        call ends, as it does at its deadline, when nothing writes to the buffer any more: READs
+        under way are waited for, as by `recv_into`.
         """
         calls = self._exchange.calls
-        if tally.observed:
-            return self._request_observed(calls, buf, timeout)
-        return calls.request(buf, timeout)
+        answer: Coroutine[Any, Any, Message | int] = (
+            calls.request(buf, timeout) if into is None else calls.request_into(buf, timeout, into)
+        )
+        return self._observed(answer) if tally.observed else answer
 
-    async def _request_observed(self, calls: Calls, buf: Any, timeout: float | None) -> Message:
+    async def _observed(self, answer: Coroutine[Any, Any, Message | int]) -> Message | int:
         with tally.Operation("request", self._peer_attributes):
-            return await calls.request(buf, timeout)
+            return await answer
 
     def _peer_attributes(self) -> dict[str, Any]:
         return tally.peer_attributes(self._facts["peername"])
@@ -1031,18 +1045,8 @@ class Connection:
             window.back(slot)
         if (state.landing_wanted or state.peer_landing) and self._outcome.cause is None:
             self._large.landings.look()
-        while state.large and (large := state.next_large(self.config.receives)) is not None:
-            length, imm, body, slot = large
-            try:
-                if self._outcome.cause is None:
-                    window.fit_fragments(length)
-                    self._large.announce(length, body, imm)
-            finally:
-                code = state.back_now(slot)
-                if code < 0:
-                    window.back(slot)
-                else:
-                    self._link.check(code)
+        if state.large:
+            window.take_announcements(self._announce)
         while (done := state.next_done()) is not None:
             if self._outcome.cause is None:
                 self._large.exposer.on_done(*done)
@@ -1055,6 +1059,11 @@ class Connection:
             if state.peer_reason and VIOLATIONS.may_log(self._facts["peername"]):
                 _log.warning("connection with %s: %s", self._link.peer_name(), error.args[1])
             self._over(error)
+
+    def _announce(self, length: int, body: bytes, imm: int | None) -> None:
+        if self._outcome.cause is None:
+            self._receiver.window.fit_fragments(length)
+            self._large.announce(length, body, imm)
 
     def _on_sent(self, slot: int) -> None:
         self._sender.on_sent(slot)
