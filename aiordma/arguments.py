@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from aiordma.tensors import has_memory, view_of
+
 if TYPE_CHECKING:
     from typing import TypeAlias
 
@@ -23,7 +25,16 @@ if TYPE_CHECKING:
         @property
         def __array_interface__(self) -> dict[str, Any]: ...
 
-    Buffer: TypeAlias = typing_extensions.Buffer | _Array
+    class _Tensor(Protocol):
+        def __dlpack__(self) -> Any: ...
+
+        def __dlpack_device__(self) -> Any: ...
+
+    class _Cuda(Protocol):
+        @property
+        def __cuda_array_interface__(self) -> dict[str, Any]: ...
+
+    Buffer: TypeAlias = typing_extensions.Buffer | _Array | _Tensor | _Cuda
 elif sys.version_info >= (3, 12):
     from collections.abc import Buffer
 else:
@@ -191,7 +202,9 @@ def bytes_of(name: str, value: Any, *, writable: bool = False) -> memoryview:
     try:
         view = memoryview(value)  # not bytes(5), which are five zeros
     except TypeError:
-        raise no_buffer(name, value) from None
+        if not has_memory(value):
+            raise no_buffer(name, value) from None
+        view = view_of(name, value)
     with view:
         refuse_objects(name, view)
         if not view.c_contiguous:

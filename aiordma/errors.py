@@ -48,6 +48,7 @@ __all__ = [
     "ConnectionFailedError",
     "ConnectionLostError",
     "ConnectionRejectedError",
+    "DeviceMemoryError",
     "DeviceNotFoundError",
     "DeviceRemovedError",
     "FlushedError",
@@ -173,6 +174,10 @@ class DeviceNotFoundError(RdmaOSError):
 
 class NotSupportedError(RdmaOSError):
     """The device, its driver or the transport cannot do this."""
+
+
+class DeviceMemoryError(NotSupportedError):
+    """The memory is a GPU's, and a part of the way to it lacks the ability: the text names it."""
 
 
 class MessageTooLargeError(RdmaError, ValueError):

@@ -40,7 +40,7 @@ from aiordma.endpoint.carrier import FrameCarrier
 from aiordma.endpoint.config import ConnectionConfig, plan_of
 from aiordma.endpoint.events import ConnectionEvents, EventHub
 from aiordma.endpoint.large import LargeMessages, checks
-from aiordma.endpoint.lease import Lease, rights_of
+from aiordma.endpoint.lease import Lease
 from aiordma.endpoint.link import COPIED_BYTES, Link, allow_landings
 from aiordma.endpoint.one_sided import OneSided
 from aiordma.endpoint.outcome import (
@@ -581,7 +581,8 @@ class Connection:
 
         Args:
             buf: A buffer, which stays exported until the region is destroyed; or a number of
-                bytes, for page-aligned memory of the region's own.
+                bytes, for page-aligned memory of the region's own; or memory of a GPU: an object
+                with `__cuda_array_interface__`, or with DLPack, which is kept as long.
             access: Rights of this side; `expose` gives rights to the peer.
 
         Returns:
@@ -589,6 +590,7 @@ class Connection:
             peer learns its key with the first read into it, and can write there until then.
 
         Raises:
+            DeviceMemoryError: The adapter's driver, or that of the GPU, knows no dmabufs.
             OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.
             ResourceClosedError, ConnectionLostError: The connection is over.
 
@@ -637,14 +639,7 @@ class Connection:
         """
         self._check_loop()
         self._outcome.require_open()
-        rights = rights_of(
-            self._link.context, buf, read=read, write=write, atomic=atomic, timeout_s=timeout_s
-        )
-        own, lend = self._one_sided, None
-        if isinstance(buf, SGE):
-            own.require_shared(buf, rights)
-            lend = own.lend
-        return Lease(self._link, self._outcome, own.memory, buf, rights, timeout_s, lend)
+        return self._one_sided.lease(buf, timeout_s, read=read, write=write, atomic=atomic)
 
     async def flush(self) -> None:
         """Wait until every message sent so far has reached the peer's adapter.

@@ -23,6 +23,7 @@ from aiordma.verbs import (
     QueuePair,
     SharedReceiveQueue,
     async_event,
+    device_memory,
     mr,
     safety,
     slab,
@@ -285,3 +286,19 @@ def set_executions(post: PreparedPost, count: int) -> None:
 def awaits_low_water(srq: SharedReceiveQueue) -> bool:
     """Whether a task waits for a low number of receives."""
     return bool(srq._marks)
+
+
+def export_by(patch: pytest.MonkeyPatch, function: Callable[[int, int], tuple[int, int]]) -> None:
+    """Have another function make dmabufs of a GPU's memory."""
+    patch.setattr(device_memory, "_export", function)
+
+
+def export_by_cuda(address: int, nbytes: int) -> tuple[int, int]:
+    """As the library does by default."""
+    return device_memory._export_cuda(address, nbytes)
+
+
+def kept_by(region: MemoryRegion) -> object:
+    """The object whose memory a region has registered."""
+    keep: object = region._keep
+    return keep
