@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -41,7 +40,7 @@ else:
     Buffer = Any
 
 __all__ = [
-    "Buffer", "bytes_of", "check_kind", "check_seconds", "fitting", "joined", "no_buffer",
+    "Buffer", "bytes_of", "check_kind", "check_seconds", "fitting", "no_buffer", "parts_of",
     "payload_of", "refuse_objects", "seconds_left", "whole",
 ]  # fmt: skip
 
@@ -176,14 +175,15 @@ def _kind_of(value: Any) -> str:
     return "None" if value is None else type(value).__name__
 
 
-def joined(name: str, buffers: Sequence[Buffer]) -> bytes:
-    """The bytes of the buffers, one behind the other.
+def parts_of(name: str, value: Any) -> list[memoryview]:
+    """The bytes of a buffer, or of each buffer in a list or tuple; as `bytes_of`.
 
     Raises:
-        TypeError: An item is no buffer.
-        BufferError: An item is not contiguous.
+        TypeError, ValueError: As `bytes_of`.
     """
-    return b"".join([bytes_of(f"item {n} of {name}", each) for n, each in enumerate(buffers)])
+    if isinstance(value, list | tuple):
+        return [bytes_of(f"item {n} of {name}", each) for n, each in enumerate(value)]
+    return [bytes_of(name, value)]
 
 
 def bytes_of(name: str, value: Any, *, writable: bool = False) -> memoryview:

@@ -31,7 +31,7 @@ from aiordma._core import (
     Message,
     Messages,
 )
-from aiordma.arguments import Buffer, bytes_of, fitting, joined, whole
+from aiordma.arguments import Buffer, bytes_of, fitting, parts_of, whole
 from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
@@ -187,9 +187,9 @@ class Connection:
 
         Args:
             buf: Any contiguous object with the buffer protocol; may be empty.  Or a list or tuple
-                of them, a header and a body for instance, which arrive as one message.  Or a part
-                of the `Memory` that the connection shares, of which more than 256 KiB are neither
-                copied nor registered.
+                of them, a header and a body for instance, which arrive as one message; they are
+                not joined before.  Or a part of the `Memory` that the connection shares, of which
+                more than 256 KiB are neither copied nor registered.
             imm: A 32-bit number that arrives as `Message.imm`.
 
         Returns when the bytes of `buf` may be changed again: a message up to
@@ -234,23 +234,24 @@ class Connection:
             imm = fitting("imm", imm, 32)
         self._check_loop()
         opening = None
-        if isinstance(buf, list | tuple):
-            buf = joined("a message", buf)
-        elif isinstance(buf, SGE):
+        if isinstance(buf, SGE):
             buf, opening = self._one_sided.message_of(buf)
-        payload = bytes_of("a message", buf)
+        parts = parts_of("a message", buf)
         try:
-            code = -1 if opening else self._state.send_buffer(payload, imm)
+            size = sum(map(len, parts))
+            code = -1 if opening else self._state.send_pieces(parts, imm)
             if code > 0:
                 self._link.check(code)
-            elif code and payload.nbytes <= self._state.eager_size:
+            elif code and size <= self._state.eager_size:  # it may have to wait for room
+                payload = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
                 await self._sender.data(payload, imm)
-            elif code and (opening or not self._sender.in_fragments(payload, imm)):
+            elif code and (opening or not self._sender.in_fragments(parts, size, imm)):
                 self._sender.require_open()
-                await self._large.exposer.send(payload, imm, opening)
+                await self._large.exposer.send(parts, size, imm, opening)
         except BaseException:
-            # The exception keeps this frame, and would keep the caller's buffer exported.
-            payload.release()
+            # The exception keeps this frame, and would keep the caller's buffers exported.
+            for part in parts:
+                part.release()
             raise
 
     @markcoroutinefunction

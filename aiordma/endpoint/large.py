@@ -79,7 +79,15 @@ from aiordma.endpoint.link import COPIED_BYTES, Landings, Link, memory_log
 from aiordma.endpoint.outcome import Outcome
 from aiordma.endpoint.receiving import Large, MemoryShare, Receiver
 from aiordma.endpoint.sending import Exposer, Sender
-from aiordma.endpoint.wire import CHECKSUM, RENDEZVOUS, FrameKind, Hello, protocol_error
+from aiordma.endpoint.wire import (
+    CHECKSUM,
+    MOST_PIECES,
+    PIECE,
+    RENDEZVOUS,
+    FrameKind,
+    Hello,
+    protocol_error,
+)
 from aiordma.errors import (
     MessageDamagedError,
     RdmaTimeoutError,
@@ -120,6 +128,23 @@ def _check_progress(fetcher: weakref.ref[Fetcher]) -> None:
         alive._check_progress()
 
 
+#: Memory of the peer: address, bytes, key.
+_Remote = tuple[int, int, int]
+
+
+def _pieces_of(length: int, body: bytes, size: int) -> list[_Remote] | None:
+    """The pieces of memory in an announcement, whose body has `size` bytes before them.
+
+    None if they do not fit the length, or are no memory.
+    """
+    addr, rkey, _ = RENDEZVOUS.unpack_from(body)
+    if (len(body) - size) % PIECE.size or len(body) - size > (MOST_PIECES - 1) * PIECE.size:
+        return None
+    more: list[_Remote] = list(PIECE.iter_unpack(body[size:]))
+    pieces = [(addr, length - sum(each[1] for each in more), rkey), *more]
+    return pieces if all(n > 0 and at + n <= 1 << 64 for at, n, _ in pieces) else None
+
+
 class _Fetch:
     """A large message that is announced, or is being read."""
 
@@ -134,7 +159,7 @@ class _Fetch:
         self,
         length: int,
         imm: int | None,
-        remote: tuple[int, int],
+        remote: list[_Remote],
         number: int,
         checksum: int | None,
         *,
@@ -173,6 +198,16 @@ class _Filling:
     def leave(self) -> None:
         """Drop it: the task has left before it began to read."""
         self._fetcher.drop(self._fetch)
+
+
+def _next_of(fetch: _Fetch) -> _Remote:
+    """The memory of the peer that the next READ of a message asks for."""
+    start = fetch.asked
+    for addr, length, rkey in fetch.remote:
+        if start < length:
+            return addr + start, min(_READ_CHUNK, length - start), rkey
+        start -= length
+    raise AssertionError(fetch.asked)
 
 
 def _damaged(fetch: _Fetch) -> MessageDamagedError:
@@ -214,7 +249,7 @@ class Fetcher:
         self._receiver = receiver
         self._config = config
         self._numbers = list(range(depth))  # of READs; free
-        self._pieces: dict[int, _Fetch] = {}  # READs under way
+        self._pieces: dict[int, tuple[_Fetch, int]] = {}  # READs under way, and their bytes
         self._reading: deque[_Fetch] = deque()  # have a buffer, and READs to be posted
         self._fetches: list[int] = []  # exchanges without DONE; at most the window
         self._tasks: list[asyncio.Task[None]] = []
@@ -233,15 +268,16 @@ class Fetcher:
     def announce(self, length: int, body: bytes, imm: int | None) -> None:
         """Take an announcement of the peer."""
         size = RENDEZVOUS.size + self._checked * CHECKSUM.size
-        if len(body) != size or not 0 < length <= self._config.max_message_size:
+        if len(body) < size or not 0 < length <= self._config.max_message_size:
             self._violation(f"announced a message of {length} bytes")
             return
-        addr, rkey, number = RENDEZVOUS.unpack_from(body)
+        _, _, number = RENDEZVOUS.unpack_from(body)
         checksum = None
         if self._checked:
             (checksum,) = CHECKSUM.unpack_from(body, RENDEZVOUS.size)
-        if addr + length > 1 << 64:
-            self._violation("announced a message beyond the end of memory")
+        remote = _pieces_of(length, body, size)
+        if remote is None:
+            self._violation(f"announced a message of {length} bytes in pieces that are no memory")
             return
         if self._stopped:
             return
@@ -251,9 +287,7 @@ class Fetcher:
         self._fetches.append(number)
         lands = length > _COPIED and not self._link.buffers.in_the_open
         self._announced += 1
-        fetch = _Fetch(
-            length, imm, (addr, rkey), number, checksum, lands=lands, turn=self._announced
-        )
+        fetch = _Fetch(length, imm, remote, number, checksum, lands=lands, turn=self._announced)
         self._receiver.announced(fetch.large)
         if self._waiting is EMPTY:
             self._waiting = deque()
@@ -378,7 +412,7 @@ class Fetcher:
         while self._reading and self._numbers:
             fetch = self._reading[0]
             offset = fetch.asked
-            size = min(_READ_CHUNK, fetch.length - offset)
+            addr, size, rkey = _next_of(fetch)
             fetch.asked += size
             fetch.pending += 1
             if fetch.asked == fetch.length:
@@ -386,20 +420,19 @@ class Fetcher:
             number = self._numbers.pop()
             if not self._pieces:
                 self._progress = now()
-            self._pieces[number] = fetch
+            self._pieces[number] = fetch, size
             if self._timer is None:
                 self._set_timer(min(_LOOK_S, self._config.fetch_timeout_s))
-            remote = (fetch.remote[0] + offset, fetch.remote[1])
-            self._link.post_read(number, fetch.region, offset, size, remote)
+            self._link.post_read(number, fetch.region, offset, size, (addr, rkey))
 
     def on_read(self, number: int) -> None:
         """Take the completion of a READ."""
-        fetch = self._pieces.pop(number)
+        fetch, size = self._pieces.pop(number)
         self._numbers.append(number)
         if self._stopped:
             return
         self._progress = now()
-        self._arrived += min(_READ_CHUNK, fetch.length)
+        self._arrived += size
         fetch.pending -= 1
         if self._reading:
             self._post()  # before the work for this message: the adapter goes on meanwhile

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import errno
 import threading
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -225,6 +226,19 @@ def note_regions(patch: pytest.MonkeyPatch, access: int = 0) -> list[MemoryRegio
 
     patch.setattr(MemoryRegion, "_register", registered)
     return found
+
+
+def count_regions(patch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """A function that tells how many regions exist of those that are registered from now on."""
+    found: list[weakref.ref[MemoryRegion]] = []
+    real = MemoryRegion._register
+
+    def registered(region: MemoryRegion, *args: Any) -> None:
+        real(region, *args)
+        found.append(weakref.ref(region))
+
+    patch.setattr(MemoryRegion, "_register", registered)
+    return lambda: sum(ref() is not None for ref in found)
 
 
 def trust_iova(patch: pytest.MonkeyPatch) -> None:
