@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from operator import index
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from aiordma.tensors import has_memory, view_of
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -23,15 +25,24 @@ if TYPE_CHECKING:
         @property
         def __array_interface__(self) -> dict[str, Any]: ...
 
-    Buffer: TypeAlias = typing_extensions.Buffer | _Array
+    class _Tensor(Protocol):
+        def __dlpack__(self) -> Any: ...
+
+        def __dlpack_device__(self) -> Any: ...
+
+    class _Cuda(Protocol):
+        @property
+        def __cuda_array_interface__(self) -> dict[str, Any]: ...
+
+    Buffer: TypeAlias = typing_extensions.Buffer | _Array | _Tensor | _Cuda
 elif sys.version_info >= (3, 12):
     from collections.abc import Buffer
 else:
     Buffer = Any
 
 __all__ = [
-    "Buffer", "bytes_of", "check_awaitable", "check_kind", "check_seconds", "fitting", "joined",
-    "no_buffer", "payload_of", "refuse_objects", "seconds_left", "whole",
+    "Buffer", "bytes_of", "check_awaitable", "check_kind", "check_seconds", "fitting", "no_buffer",
+    "parts_of", "payload_of", "refuse_objects", "seconds_left", "whole",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -177,14 +188,15 @@ def _kind_of(value: Any) -> str:
     return "None" if value is None else type(value).__name__
 
 
-def joined(name: str, buffers: Sequence[Buffer]) -> bytes:
-    """The bytes of the buffers, one behind the other.
+def parts_of(name: str, value: Any) -> list[memoryview]:
+    """The bytes of a buffer, or of each buffer in a list or tuple; as `bytes_of`.
 
     Raises:
-        TypeError: An item is no buffer.
-        BufferError: An item is not contiguous.
+        TypeError, ValueError: As `bytes_of`.
     """
-    return b"".join([bytes_of(f"item {n} of {name}", each) for n, each in enumerate(buffers)])
+    if isinstance(value, list | tuple):
+        return [bytes_of(f"item {n} of {name}", each) for n, each in enumerate(value)]
+    return [bytes_of(name, value)]
 
 
 def bytes_of(name: str, value: Any, *, writable: bool = False) -> memoryview:
@@ -203,7 +215,9 @@ def bytes_of(name: str, value: Any, *, writable: bool = False) -> memoryview:
     try:
         view = memoryview(value)  # not bytes(5), which are five zeros
     except TypeError:
-        raise no_buffer(name, value) from None
+        if not has_memory(value):
+            raise no_buffer(name, value) from None
+        view = view_of(name, value)
     with view:
         refuse_objects(name, view)
         if not view.c_contiguous:

@@ -93,6 +93,7 @@ CLASS_HINTS = {
     "ResourceBusyError": "wait for the other task, or acknowledge the events, and call again",
     "DeviceNotFoundError": "`rdma link` and `aiordma devices` list the devices, `aiordma doctor` "
     "says what is missing",
+    "DeviceMemoryError": "docs/buffers.md lists the parts; copy to memory of the processor instead",
     "NotSupportedError": "`aiordma devices` and Context.query_device() tell what a device can do",
     "MessageDamagedError": "does the network reorder packets (`docs/surprises.md`), or does the "
     "sender's program change the buffer of a message before `send()` has returned?",

@@ -24,7 +24,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aiordma.device_nodes import NO_PERMISSION, unopened
 from aiordma.error_words import (
@@ -48,6 +48,7 @@ __all__ = [
     "ConnectionFailedError",
     "ConnectionLostError",
     "ConnectionRejectedError",
+    "DeviceMemoryError",
     "DeviceNotFoundError",
     "DeviceRemovedError",
     "FlushedError",
@@ -175,14 +176,21 @@ class NotSupportedError(RdmaOSError):
     """The device, its driver or the transport cannot do this."""
 
 
+class DeviceMemoryError(NotSupportedError):
+    """The memory is a GPU's, and a part of the way to it lacks the ability: the text names it."""
+
+
 class MessageTooLargeError(RdmaError, ValueError):
-    """The message is larger than the peer said it would take, or than the buffer of `recv_into`.
+    """The message is larger than the peer said it would take, or than the buffer to receive into.
 
     Attributes:
-        size: Of `recv_into`: bytes of the message, which is still the next.
+        size: Of `recv_into`: bytes of the message, which is still the next.  Of `request(into=)`:
+            bytes of the answer; 0 if it was the request that was too large.
+        answer: Of `request(into=)`: the answer that the buffer had no room for, a `Message`.
     """
 
     size: int = 0
+    answer: Any = None
 
 
 class ConnectionFailedError(RdmaError, ConnectionError):

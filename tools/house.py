@@ -210,7 +210,8 @@ def function_pointers() -> dict[str, int]:
         text = path.read_text()
         count = len(re.findall(r"(?<!def )\bfunction_address\(", text))
         count += len(re.findall(r"\(\*\)\([^;]*?\)\)\s*\(uintptr_t\)", text))
-        count += len(re.findall(r"\bPyCapsule_\w+", text))
+        # A capsule that ctypes asks is of another library: DLPack has data in it.
+        count += len(re.findall(r"(?<!pythonapi\.)\bPyCapsule_\w+", text))
         if count:
             found[str(path.relative_to(ROOT))] = count
     return found
@@ -373,11 +374,11 @@ def figures() -> list[Figure]:
     passed = files_of_a_byte()
     private = private_uses()
     return [
-        Figure("lines of the library", lines(), 54_500, 27_000),
+        Figure("lines of the library", lines(), 54_600, 27_000),
         Figure("lines of code among them", lines_of_code(), 36_000, 25_739),
         Figure("files in endpoint/", files_in("endpoint"), 16, 15),
         Figure("files in streams/", files_in("streams"), 15, 15),
-        Figure("files in verbs/", files_in("verbs"), 27, 24),
+        Figure("files in verbs/", files_in("verbs"), 28, 24),
         Figure("most attributes of a class", most, 21, 20, largest),
         Figure("callbacks overwritten at the end", sum(ends.values()), 0, 5, ", ".join(ends)),
         Figure("files that a byte passes", len(passed), 5, 5, ", ".join(passed)),

@@ -86,6 +86,30 @@ PyObject *aio_sent(MessageState *self, int code)
     return code == AIO_RAISED ? NULL : PyLong_FromLong(code);
 }
 
+/* As aio_send, of a list or a tuple. */
+static int send_pieces(MessageState *self, PyObject *data, PyObject **waiting)
+{
+    struct aio_pieces pieces;
+    int code = aio_is_elsewhere(self);
+
+    if (code)
+        return code < 0 ? AIO_RAISED : -1;
+    code = aio_pieces_open(&pieces, data);
+    if (code <= 0)
+        return code < 0 ? AIO_RAISED : -1;
+    code = aio_message_send(&self->state, aio_pieces_bytes(&pieces), pieces.length, 0, 0);
+    if (code >= 0 || !aio_may_stand_in_line(&self->state, pieces.length)) {
+        aio_pieces_close(&pieces);
+        return sent(self, code);
+    }
+    data = aio_pieces_joined(&pieces); /* less than a slot, which has to wait */
+    if (data)
+        *waiting = aio_stand_in_line(self, AIO_FRAME_DATA, data, pieces.length, 0, 0);
+    Py_XDECREF(data);
+    aio_pieces_close(&pieces);
+    return *waiting ? 0 : AIO_RAISED;
+}
+
 /*
  * A bytearray and a Message take this way as bytes do.  Of other objects Python checks first that
  * they have a buffer, and a contiguous one.
@@ -99,6 +123,8 @@ int aio_send(MessageState *self, PyObject *data, PyObject **waiting)
     if (PyBytes_CheckExact(data) || PyByteArray_CheckExact(data) ||
         Py_IS_TYPE(data, aio_message_type))
         elsewhere = aio_is_elsewhere(self);
+    else if (PyList_CheckExact(data) || PyTuple_CheckExact(data))
+        return send_pieces(self, data, waiting);
     if (elsewhere)
         return elsewhere < 0 ? AIO_RAISED : -1;
     if (PyBytes_CheckExact(data)) {
@@ -112,7 +138,9 @@ int aio_send(MessageState *self, PyObject *data, PyObject **waiting)
         length = ((Message *)data)->length;
     }
     if (start) {
-        code = aio_message_send(&self->state, start, (uint64_t)length, 0, 0);
+        struct aio_bytes bytes = {{start, (uint64_t)length}, NULL};
+
+        code = aio_message_send(&self->state, bytes, (uint64_t)length, 0, 0);
         if (code >= 0 || !aio_may_stand_in_line(&self->state, (uint64_t)length))
             return sent(self, code);
         *waiting = aio_stand_in_line(self, AIO_FRAME_DATA, data, (uint64_t)length, 0, 0);

@@ -533,6 +533,27 @@ PyObject *aio_messages(PyObject *state, PyObject *connection);
 int aio_send(MessageState *self, PyObject *data, PyObject **waiting);
 PyObject *aio_sent(MessageState *self, int code);
 
+/*
+ * pieces.c: the bytes of the buffers in a list or tuple.  `open` is 1, 0 if an item is Python's
+ * work, or -1 with an exception; only after 1 it has to be closed.
+ */
+#define AIO_FEW_PIECES 8
+
+struct aio_pieces {
+    Py_buffer *views;
+    struct aio_piece *pieces;
+    Py_ssize_t count;
+    uint64_t length; /* of all */
+    Py_buffer few_views[AIO_FEW_PIECES];
+    struct aio_piece few_pieces[AIO_FEW_PIECES];
+};
+
+int aio_pieces_open(struct aio_pieces *self, PyObject *items);
+void aio_pieces_close(struct aio_pieces *self);
+struct aio_bytes aio_pieces_bytes(const struct aio_pieces *self);
+PyObject *aio_pieces_joined(const struct aio_pieces *self);
+PyObject *aio_send_pieces(PyObject *self, PyObject *args);
+
 /* calls.c: take the oldest message, None or NULL; send the credits that are due */
 PyObject *aio_take_first(MessageState *self);
 int aio_arrivals_join(MessageState *self, Message *message);

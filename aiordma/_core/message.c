@@ -405,7 +405,7 @@ int aio_message_send_control(struct aio_message_state *m, enum aio_frame_kind ki
 
 /* Put a frame, and its bytes, from a send slot whose credit was taken, into the chain. */
 static int put_from(struct aio_message_state *m, uint32_t slot, enum aio_frame_kind kind,
-                    uint8_t flags, const void *data, uint64_t length, uint64_t argument,
+                    uint8_t flags, struct aio_bytes *data, uint64_t length, uint64_t argument,
                     uint32_t imm)
 {
     uint8_t *at = (uint8_t *)(uintptr_t)aio_slot_addr(&m->send, slot);
@@ -416,7 +416,7 @@ static int put_from(struct aio_message_state *m, uint32_t slot, enum aio_frame_k
         at += AIO_FRAME_SIZE;
         size += AIO_FRAME_SIZE;
     }
-    memcpy(at, data, length);
+    aio_gather(data, at, length);
     return put_slot(m, slot, size, m->raw && flags & AIO_FRAME_HAS_IMM, imm);
 }
 
@@ -431,9 +431,10 @@ static uint32_t head_word(struct aio_message_state *m, uint32_t flags)
  * Put a whole message into the chain whose header is the adapter's immediate, which has room for
  * the first four bytes of a header; the adapter itself tells the length.
  */
-static int put_bare(struct aio_message_state *m, uint32_t slot, const void *data, uint64_t length)
+static int put_bare(struct aio_message_state *m, uint32_t slot, struct aio_bytes *data,
+                    uint64_t length)
 {
-    memcpy((void *)(uintptr_t)aio_slot_addr(&m->send, slot), data, length);
+    aio_gather(data, (void *)(uintptr_t)aio_slot_addr(&m->send, slot), length);
     return put_slot(m, slot, (uint32_t)length, 1, head_word(m, 0));
 }
 
@@ -441,11 +442,12 @@ static int put_bare(struct aio_message_state *m, uint32_t slot, const void *data
  * Put a write of a whole message, into the peer's landing, into the chain; the header is as above.
  * The write stands for a send slot, so that there is a place for it in the send queue.
  */
-static int put_write(struct aio_message_state *m, uint32_t slot, const void *data, uint64_t length)
+static int put_write(struct aio_message_state *m, uint32_t slot, struct aio_bytes *data,
+                     uint64_t length)
 {
     struct aio_stage *stage = &m->stage;
 
-    aio_copy((void *)(uintptr_t)stage->addr, data, length);
+    aio_gather(data, (void *)(uintptr_t)stage->addr, length);
     stage->sge =
         (struct ibv_sge){.addr = stage->addr, .length = (uint32_t)length, .lkey = stage->key};
     stage->write_addr = stage->to_addr;
@@ -479,13 +481,15 @@ int aio_message_lacks_slot(const struct aio_message_state *m)
 int aio_message_send_next(struct aio_message_state *m, enum aio_frame_kind kind, const void *data,
                           uint64_t length, uint64_t argument, int has_imm, uint32_t imm)
 {
+    struct aio_bytes bytes = {{.at = data, .length = length}, NULL};
+
     m->credits--;
     if (kind == AIO_FRAME_DATA) {
         m->messages_sent++;
         m->bytes_sent += length;
     }
     return put_was_last(m, put_from(m, m->free[--m->n_free], kind, has_imm ? AIO_FRAME_HAS_IMM : 0,
-                                    data, length, argument, has_imm ? imm : 0));
+                                    &bytes, length, argument, has_imm ? imm : 0));
 }
 
 /* Frames of a message of so many bytes; 0 if it goes through no slots. */
@@ -503,14 +507,13 @@ static uint64_t frames_of(const struct aio_message_state *m, uint64_t length)
  *
  * The argument of a DATA frame is the bytes of the message from this frame on.
  */
-int aio_message_send(struct aio_message_state *m, const void *data, uint64_t length, int has_imm,
-                     uint32_t imm)
+int aio_message_send(struct aio_message_state *m, struct aio_bytes data, uint64_t length,
+                     int has_imm, uint32_t imm)
 {
     int bare = !has_imm && length && length <= m->bare_size;
     int write = !bare && is_written(m, length, has_imm);
     uint64_t frames = bare || write ? 1 : frames_of(m, length);
     uint8_t flags = has_imm ? AIO_FRAME_HAS_IMM : 0;
-    const uint8_t *at = data;
     int code;
 
     if (!m->qp || m->blocked || m->queued || !frames || m->credits < (int64_t)frames ||
@@ -523,21 +526,20 @@ int aio_message_send(struct aio_message_state *m, const void *data, uint64_t len
     m->bytes_sent += length;
     imm = has_imm ? imm : 0;
     for (; frames > 1; frames--) {
-        code = put_from(m, m->free[--m->n_free], AIO_FRAME_DATA, flags | AIO_FRAME_MORE, at,
+        code = put_from(m, m->free[--m->n_free], AIO_FRAME_DATA, flags | AIO_FRAME_MORE, &data,
                         m->eager_size, length, imm);
         if (code)
             return code;
-        at += m->eager_size;
         length -= m->eager_size;
         flags = 0;
         imm = 0;
     }
     if (write)
-        code = put_write(m, m->free[--m->n_free], data, length);
+        code = put_write(m, m->free[--m->n_free], &data, length);
     else if (bare)
-        code = put_bare(m, m->free[--m->n_free], data, length);
+        code = put_bare(m, m->free[--m->n_free], &data, length);
     else
-        code = put_from(m, m->free[--m->n_free], AIO_FRAME_DATA, flags, at, length, length, imm);
+        code = put_from(m, m->free[--m->n_free], AIO_FRAME_DATA, flags, &data, length, length, imm);
     return put_was_last(m, code);
 }
 

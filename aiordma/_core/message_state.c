@@ -191,8 +191,9 @@ static PyObject *state_send_buffer(PyObject *object, PyObject *args)
         return NULL;
     has_imm = aio_imm_of(number, &imm);
     if (has_imm >= 0)
-        code = aio_message_send(&((MessageState *)object)->state, data.buf, (uint64_t)data.len,
-                                has_imm, imm);
+        code = aio_message_send(&((MessageState *)object)->state,
+                                (struct aio_bytes){{data.buf, (uint64_t)data.len}, NULL},
+                                (uint64_t)data.len, has_imm, imm);
     PyBuffer_Release(&data);
     return has_imm < 0 ? NULL : aio_sent((MessageState *)object, code);
 }
@@ -534,6 +535,7 @@ static PyMethodDef state_methods[] = {
     {"messages", aio_messages, METH_O, NULL},
     {"send_buffer", state_send_buffer, METH_VARARGS,
      "The same of a buffer and an immediate or None, in the connection's loop."},
+    {"send_pieces", aio_send_pieces, METH_VARARGS, "The same of a list of buffers."},
     {"stand_in_line", aio_send_in_turn, METH_VARARGS,
      "Send a frame: kind, data, argument, immediate.  0, an errno, or a Waiting that ends so."},
     {"end_waits", aio_end_waits, METH_VARARGS,

@@ -102,8 +102,32 @@ static inline void aio_copy(void *to, const void *from, size_t size)
     memcpy(target, source, size);
 }
 
-#define AIO_CREDIT_FRAMES 2  /* that may be unprocessed at a time */
-#define AIO_HEAD_SIZE     32 /* bytes of the body of a RENDEZVOUS frame that Python sees */
+/* The bytes of a message, which lie in pieces; they are copied once, from the first to the last. */
+struct aio_piece {
+    const void *at;
+    uint64_t length;
+};
+
+struct aio_bytes {
+    struct aio_piece piece;       /* the rest of the piece whose bytes are next */
+    const struct aio_piece *more; /* the pieces behind it */
+};
+
+static inline void aio_gather(struct aio_bytes *from, void *to, uint64_t length)
+{
+    while (length > from->piece.length) {
+        aio_copy(to, from->piece.at, from->piece.length);
+        to = (char *)to + from->piece.length;
+        length -= from->piece.length;
+        from->piece = *from->more++;
+    }
+    aio_copy(to, from->piece.at, length);
+    from->piece.at = (const char *)from->piece.at + length;
+    from->piece.length -= length;
+}
+
+#define AIO_CREDIT_FRAMES 2   /* that may be unprocessed at a time */
+#define AIO_HEAD_SIZE     384 /* bytes of the body of a RENDEZVOUS frame that Python sees */
 
 /* How the peer broke the protocol; aio_message_state.wrong has two numbers for the words. */
 enum aio_violation {
@@ -507,8 +531,8 @@ static inline int64_t aio_message_under_way(const struct aio_message_state *m)
 void aio_message_size(struct aio_message_state *m, int64_t window);
 void aio_message_init(struct aio_message_state *m, uint32_t sends, uint32_t receives,
                       uint32_t controls);
-int aio_message_send(struct aio_message_state *m, const void *data, uint64_t length, int has_imm,
-                     uint32_t imm);
+int aio_message_send(struct aio_message_state *m, struct aio_bytes data, uint64_t length,
+                     int has_imm, uint32_t imm);
 int aio_message_send_next(struct aio_message_state *m, enum aio_frame_kind kind, const void *data,
                           uint64_t length, uint64_t argument, int has_imm, uint32_t imm);
 int aio_message_has_room(const struct aio_message_state *m);

@@ -476,6 +476,7 @@ def hello_of(
         takes_bare=bare,
         knows_landings=bare,
         loop_id=loop_id,
+        takes_pieces=True,
     )
 
 

@@ -20,7 +20,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Self, overload
 
 from aiordma._core import (
     EVENT_FAILED,
@@ -31,7 +31,7 @@ from aiordma._core import (
     Message,
     Messages,
 )
-from aiordma.arguments import Buffer, bytes_of, fitting, joined, whole
+from aiordma.arguments import Buffer, bytes_of, fitting, parts_of, whole
 from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
@@ -40,7 +40,7 @@ from aiordma.endpoint.carrier import FrameCarrier
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.events import ConnectionEvents, EventHub
 from aiordma.endpoint.large import LargeMessages, checks
-from aiordma.endpoint.lease import Lease, rights_of
+from aiordma.endpoint.lease import Lease
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.one_sided import OneSided
 from aiordma.endpoint.outcome import (
@@ -77,10 +77,10 @@ from aiordma.link.log_share import VIOLATIONS
 from aiordma.link.tally import COUNTERS, ConnectionStats
 from aiordma.logs import log_of
 from aiordma.loop import background, fork
+from aiordma.loop.coroutines import markcoroutinefunction
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.memory.remote import RemoteRegion
 from aiordma.requests.budget import RequestBudget
-from aiordma.requests.calls import Calls
 from aiordma.requests.exchange import Exchange
 from aiordma.requests.served import Requests
 from aiordma.verbs.enums import Access, Opcode
@@ -99,16 +99,6 @@ _SILENCE = "idle_timeout_s of this side's ConnectionConfig"
 _RAW_SILENCE = f"raw_{_SILENCE}"
 # Events after which the connection goes on.
 _NO_END = (EventType.ESTABLISHED, EventType.TIMEWAIT_EXIT, EventType.ADDR_CHANGE)
-
-
-if sys.version_info >= (3, 12):
-    from inspect import markcoroutinefunction
-else:
-    _F = TypeVar("_F", bound=Callable[..., object])
-
-    def markcoroutinefunction(function: _F) -> _F:
-        """A function that returns a coroutine of C cannot be marked."""
-        return function
 
 
 async def _no_send(buf: Any, imm: int | None = None) -> None:
@@ -197,9 +187,9 @@ class Connection:
 
         Args:
             buf: Any contiguous object with the buffer protocol; may be empty.  Or a list or tuple
-                of them, a header and a body for instance, which arrive as one message.  Or a part
-                of the `Memory` that the connection shares, of which more than 256 KiB are neither
-                copied nor registered.
+                of them, a header and a body for instance, which arrive as one message; they are
+                not joined before.  Or a part of the `Memory` that the connection shares, of which
+                more than 256 KiB are neither copied nor registered.
             imm: A 32-bit number that arrives as `Message.imm`.
 
         Returns when the bytes of `buf` may be changed again: a message up to
@@ -244,23 +234,24 @@ class Connection:
             imm = fitting("imm", imm, 32)
         self._check_loop()
         opening = None
-        if isinstance(buf, list | tuple):
-            buf = joined("a message", buf)
-        elif isinstance(buf, SGE):
+        if isinstance(buf, SGE):
             buf, opening = self._one_sided.message_of(buf)
-        payload = bytes_of("a message", buf)
+        parts = parts_of("a message", buf)
         try:
-            code = -1 if opening else self._state.send_buffer(payload, imm)
+            size = sum(map(len, parts))
+            code = -1 if opening else self._state.send_pieces(parts, imm)
             if code > 0:
                 self._link.check(code)
-            elif code and payload.nbytes <= self._state.eager_size:
+            elif code and size <= self._state.eager_size:  # it may have to wait for room
+                payload = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
                 await self._sender.data(payload, imm)
-            elif code and (opening or not self._sender.in_fragments(payload, imm)):
+            elif code and (opening or not self._sender.in_fragments(parts, size, imm)):
                 self._sender.require_open()
-                await self._large.exposer.send(payload, imm, opening)
+                await self._large.exposer.send(parts, size, imm, opening)
         except BaseException:
-            # The exception keeps this frame, and would keep the caller's buffer exported.
-            payload.release()
+            # The exception keeps this frame, and would keep the caller's buffers exported.
+            for part in parts:
+                part.release()
             raise
 
     @markcoroutinefunction
@@ -353,8 +344,20 @@ class Connection:
 
     # Requests; with the first, the connection carries requests instead of messages
 
+    @overload
+    def request(
+        self, buf: Any, *, timeout: float | None = None, into: None = None
+    ) -> Coroutine[Any, Any, Message]: ...
+
+    @overload
+    def request(
+        self, buf: Any, *, timeout: float | None = None, into: Buffer
+    ) -> Coroutine[Any, Any, int]: ...
+
     @markcoroutinefunction
-    def request(self, buf: Any, *, timeout: float | None = None) -> Coroutine[Any, Any, Message]:
+    def request(
+        self, buf: Any, *, timeout: float | None = None, into: Any = None
+    ) -> Coroutine[Any, Any, Message | int]:
         """Send a request, and wait for its answer.
 
         Many requests may be under way, in both directions; the peer takes them with `requests()`
@@ -365,13 +368,22 @@ class Connection:
                 changed before the answer is here.
             timeout: Seconds for all of it; the peer's `Request.remaining` shows them.  0 or less
                 is a deadline that has passed: nothing is sent.
+            into: Memory for the answer: a writable buffer, as of `recv_into`, which stays exported
+                until the call ends.  None: the answer is a message.
 
         Returns:
-            The answer, which is the program's; its `imm` has no meaning.
+            The answer, which is the program's; its `imm` has no meaning.  With `into`, the bytes of
+            the answer, which begin at the start of the buffer.
+
+        The adapter reads an answer of more than 256 KiB right into `into`: nothing is copied.  Of
+        others the bytes are copied once, as by `recv_into`.
 
         Raises:
             TypeError: No buffer, or no number of seconds.
-            MessageTooLargeError: More than the peer takes; nothing was sent.
+            ValueError: `into` is empty or not contiguous.
+            BufferError: `into` is read-only.
+            MessageTooLargeError: More than the peer takes; nothing was sent.  Or the answer has
+                more bytes, `size`, than `into`: then it is the `answer` of the exception.
             RequestDeadlineError: No answer in time; it is a TimeoutError, too.
             RequestRefusedError: The peer has not served it; a subclass tells why.
             RequestError: The peer's handler raised an exception.
@@ -380,16 +392,19 @@ class Connection:
             ResourceClosedError, ConnectionLostError, TimeoutError: As `send` and `recv`;
                 `request_sent` of a ConnectionLostError tells whether the peer may have got it.
 
-        Cancellation: this side tells the peer, whose `Request.canceled` shows it.
+        Cancellation: this side tells the peer, whose `Request.canceled` shows it.  With `into` the
+        call ends, as it does at its deadline, when nothing writes to the buffer any more: READs
+        under way are waited for, as by `recv_into`.
         """
         calls = self._exchange.calls
-        if tally.observed:
-            return self._request_observed(calls, buf, timeout)
-        return calls.request(buf, timeout)
+        answer: Coroutine[Any, Any, Message | int] = (
+            calls.request(buf, timeout) if into is None else calls.request_into(buf, timeout, into)
+        )
+        return self._observed(answer) if tally.observed else answer
 
-    async def _request_observed(self, calls: Calls, buf: Any, timeout: float | None) -> Message:
+    async def _observed(self, answer: Coroutine[Any, Any, Message | int]) -> Message | int:
         with tally.Operation("request", self._peer_attributes):
-            return await calls.request(buf, timeout)
+            return await answer
 
     def _peer_attributes(self) -> dict[str, Any]:
         return tally.peer_attributes(self._facts["peername"])
@@ -567,7 +582,8 @@ class Connection:
 
         Args:
             buf: A buffer, which stays exported until the region is destroyed; or a number of
-                bytes, for page-aligned memory of the region's own.
+                bytes, for page-aligned memory of the region's own; or memory of a GPU: an object
+                with `__cuda_array_interface__`, or with DLPack, which is kept as long.
             access: Rights of this side; `expose` gives rights to the peer.
 
         Returns:
@@ -575,6 +591,7 @@ class Connection:
             peer learns its key with the first read into it, and can write there until then.
 
         Raises:
+            DeviceMemoryError: The adapter's driver, or that of the GPU, knows no dmabufs.
             OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.
             ResourceClosedError, ConnectionLostError: The connection is over.
 
@@ -623,14 +640,7 @@ class Connection:
         """
         self._check_loop()
         self._outcome.require_open()
-        rights = rights_of(
-            self._link.context, buf, read=read, write=write, atomic=atomic, timeout_s=timeout_s
-        )
-        own, lend = self._one_sided, None
-        if isinstance(buf, SGE):
-            own.require_shared(buf, rights)
-            lend = own.lend
-        return Lease(self._link, self._outcome, own.memory, buf, rights, timeout_s, lend)
+        return self._one_sided.lease(buf, timeout_s, read=read, write=write, atomic=atomic)
 
     async def flush(self) -> None:
         """Wait until every message sent so far has reached the peer's adapter.
@@ -1026,18 +1036,8 @@ class Connection:
             window.back(slot)
         if (state.landing_wanted or state.peer_landing) and self._outcome.cause is None:
             self._large.landings.look()
-        while state.large and (large := state.next_large(self.config.receives)) is not None:
-            length, imm, body, slot = large
-            try:
-                if self._outcome.cause is None:
-                    window.fit_fragments(length)
-                    self._large.announce(length, body, imm)
-            finally:
-                code = state.back_now(slot)
-                if code < 0:
-                    window.back(slot)
-                else:
-                    self._link.check(code)
+        if state.large:
+            window.take_announcements(self._announce)
         while (done := state.next_done()) is not None:
             if self._outcome.cause is None:
                 self._large.exposer.on_done(*done)
@@ -1050,6 +1050,11 @@ class Connection:
             if state.peer_reason and VIOLATIONS.may_log(self._facts["peername"]):
                 _log.warning("connection with %s: %s", self._link.peer_name(), error.args[1])
             self._over(error)
+
+    def _announce(self, length: int, body: bytes, imm: int | None) -> None:
+        if self._outcome.cause is None:
+            self._receiver.window.fit_fragments(length)
+            self._large.announce(length, body, imm)
 
     def _on_sent(self, slot: int) -> None:
         self._sender.on_sent(slot)

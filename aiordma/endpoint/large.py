@@ -28,6 +28,12 @@ Theory of operation
     Before the call ends, also by a cancellation, the memory is deregistered, which waits for the
     READs under way.  DONE follows as the last step; so until then the message can be read anew.
 
+    The answer to a request goes to the memory that its task has named (`request(into=)`) in the
+    same way.  An announcement tells the immediate, which is the number of the request, so that the
+    memory is known before a byte is read.  The answer is offered to that task, which has it read;
+    several are read at a time, and the message that the reader of the requests gets in its turn is
+    empty.  An answer whose task has left is not read: DONE follows at once.
+
     Cancelling a send ends the wait.  The exposure, and with it the caller's buffer, stays until
     DONE arrives or the queue pair is gone: the peer may be reading.
 
@@ -58,6 +64,7 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import errno
 import functools
@@ -70,9 +77,17 @@ from aiordma._core import Message
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import COPIED_BYTES, Landings, Link, memory_log
 from aiordma.endpoint.outcome import Outcome
-from aiordma.endpoint.receiving import Large, Receiver
+from aiordma.endpoint.receiving import Large, MemoryShare, Receiver
 from aiordma.endpoint.sending import Exposer, Sender
-from aiordma.endpoint.wire import CHECKSUM, RENDEZVOUS, FrameKind, Hello, protocol_error
+from aiordma.endpoint.wire import (
+    CHECKSUM,
+    MOST_PIECES,
+    PIECE,
+    RENDEZVOUS,
+    FrameKind,
+    Hello,
+    protocol_error,
+)
 from aiordma.errors import (
     MessageDamagedError,
     RdmaTimeoutError,
@@ -85,6 +100,7 @@ from aiordma.loop.timers import Timer, call_later, now
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.byte_budget import AHEAD, HELD
 from aiordma.memory.pool import room_of
+from aiordma.requests.place import Place
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
@@ -103,19 +119,30 @@ _LOOK_S = 1.0
 _LOOKS = 3
 
 
+def _turn(fetch: _Fetch) -> int:
+    return fetch.turn
+
+
 def _check_progress(fetcher: weakref.ref[Fetcher]) -> None:
     if (alive := fetcher()) is not None:
         alive._check_progress()
 
 
-class _Share:
-    """A message's share of the budgets."""
+#: Memory of the peer: address, bytes, key.
+_Remote = tuple[int, int, int]
 
-    __slots__ = ("part", "room")
 
-    def __init__(self, room: int) -> None:
-        self.room = room
-        self.part = AHEAD
+def _pieces_of(length: int, body: bytes, size: int) -> list[_Remote] | None:
+    """The pieces of memory in an announcement, whose body has `size` bytes before them.
+
+    None if they do not fit the length, or are no memory.
+    """
+    addr, rkey, _ = RENDEZVOUS.unpack_from(body)
+    if (len(body) - size) % PIECE.size or len(body) - size > (MOST_PIECES - 1) * PIECE.size:
+        return None
+    more: list[_Remote] = list(PIECE.iter_unpack(body[size:]))
+    pieces = [(addr, length - sum(each[1] for each in more), rkey), *more]
+    return pieces if all(n > 0 and at + n <= 1 << 64 for at, n, _ in pieces) else None
 
 
 class _Fetch:
@@ -123,7 +150,7 @@ class _Fetch:
 
     __slots__ = (
         "asked", "checksum", "copy", "filled", "imm", "large", "left", "length", "number",
-        "pending", "region", "remote", "share",
+        "pending", "place", "region", "remote", "share", "turn",
     )  # fmt: skip
 
     region: MemoryRegion  # set when it is begun
@@ -132,13 +159,15 @@ class _Fetch:
         self,
         length: int,
         imm: int | None,
-        remote: tuple[int, int],
+        remote: list[_Remote],
         number: int,
         checksum: int | None,
         *,
         lands: bool,
+        turn: int,
     ) -> None:
         self.large = Large(length, lands=lands)
+        self.turn = turn  # in the order of the announcements
         self.length = length
         self.imm = imm
         self.remote = remote
@@ -147,9 +176,38 @@ class _Fetch:
         self.asked = 0  # bytes for which READs were posted
         self.pending = 0  # of these READs
         self.copy = False  # whether the message has to be a copy
-        self.share = _Share(room_of(length))
+        self.share = MemoryShare(room_of(length))
+        self.place: Place | None = None  # of the request whose answer it is
         self.filled: asyncio.Future[None] | None = None  # of a task whose memory is being filled
         self.left = False  # that task has left
+
+
+class _Filling:
+    """The answer to a request, offered to the task that has memory for it."""
+
+    __slots__ = ("_fetch", "_fetcher")
+
+    def __init__(self, fetcher: Fetcher, fetch: _Fetch) -> None:
+        self._fetcher = fetcher
+        self._fetch = fetch
+
+    async def fill(self, view: memoryview) -> bool:
+        """Read it into the memory; False: it comes as a message."""
+        return await self._fetcher.fill_place(self._fetch, view)
+
+    def leave(self) -> None:
+        """Drop it: the task has left before it began to read."""
+        self._fetcher.drop(self._fetch)
+
+
+def _next_of(fetch: _Fetch) -> _Remote:
+    """The memory of the peer that the next READ of a message asks for."""
+    start = fetch.asked
+    for addr, length, rkey in fetch.remote:
+        if start < length:
+            return addr + start, min(_READ_CHUNK, length - start), rkey
+        start -= length
+    raise AssertionError(fetch.asked)
 
 
 def _damaged(fetch: _Fetch) -> MessageDamagedError:
@@ -170,10 +228,9 @@ class Fetcher:
     """
 
     __slots__ = (
-        "__weakref__", "_arrived", "_checked", "_config", "_fetches", "_filling", "_held", "_link",
-        "_looks",
-        "_numbers", "_pieces", "_progress", "_reading", "_receiver", "_sender", "_stopped",
-        "_tasks", "_timer", "_untaken", "_waiting",
+        "__weakref__", "_announced", "_arrived", "_checked", "_config", "_fetches", "_filling",
+        "_held", "_link", "_looks", "_numbers", "_pieces", "_progress", "_reading", "_receiver",
+        "_sender", "_stopped", "_tasks", "_timer", "_waiting",
     )  # fmt: skip
 
     def __init__(
@@ -192,16 +249,16 @@ class Fetcher:
         self._receiver = receiver
         self._config = config
         self._numbers = list(range(depth))  # of READs; free
-        self._pieces: dict[int, _Fetch] = {}  # READs under way
+        self._pieces: dict[int, tuple[_Fetch, int]] = {}  # READs under way, and their bytes
         self._reading: deque[_Fetch] = deque()  # have a buffer, and READs to be posted
         self._fetches: list[int] = []  # exchanges without DONE; at most the window
         self._tasks: list[asyncio.Task[None]] = []
         self._waiting: deque[_Fetch] = EMPTY
-        self._filling: _Fetch | None = None  # it goes to memory of the program
-        # Of messages that are being fetched, or fetched and not taken by the program.  Not the
-        # messages themselves, which lead back to this.
-        self._untaken: deque[_Share] = deque()
-        self._held = 0  # bytes of their buffers
+        self._announced = 0
+        self._filling: list[_Fetch] = []  # they go to memory of the program
+        # Bytes of the buffers of messages that are being fetched, or that the program has not
+        # taken.
+        self._held = 0
         self._progress = 0.0  # when a piece was last complete, or the first began
         self._looks = 0  # at the rate, while another source has waited
         self._arrived = 0  # bytes since the first of these looks
@@ -211,15 +268,16 @@ class Fetcher:
     def announce(self, length: int, body: bytes, imm: int | None) -> None:
         """Take an announcement of the peer."""
         size = RENDEZVOUS.size + self._checked * CHECKSUM.size
-        if len(body) != size or not 0 < length <= self._config.max_message_size:
+        if len(body) < size or not 0 < length <= self._config.max_message_size:
             self._violation(f"announced a message of {length} bytes")
             return
-        addr, rkey, number = RENDEZVOUS.unpack_from(body)
+        _, _, number = RENDEZVOUS.unpack_from(body)
         checksum = None
         if self._checked:
             (checksum,) = CHECKSUM.unpack_from(body, RENDEZVOUS.size)
-        if addr + length > 1 << 64:
-            self._violation("announced a message beyond the end of memory")
+        remote = _pieces_of(length, body, size)
+        if remote is None:
+            self._violation(f"announced a message of {length} bytes in pieces that are no memory")
             return
         if self._stopped:
             return
@@ -228,7 +286,8 @@ class Fetcher:
             return
         self._fetches.append(number)
         lands = length > _COPIED and not self._link.buffers.in_the_open
-        fetch = _Fetch(length, imm, (addr, rkey), number, checksum, lands=lands)
+        self._announced += 1
+        fetch = _Fetch(length, imm, remote, number, checksum, lands=lands, turn=self._announced)
         self._receiver.announced(fetch.large)
         if self._waiting is EMPTY:
             self._waiting = deque()
@@ -245,8 +304,10 @@ class Fetcher:
         The program takes messages in that order: a later message that slipped into the room would
         keep it until an earlier message has been read, which waits for room.
         """
-        while self._waiting and self._filling is None:
+        while self._waiting and not (self._filling and self._receiver.exchange is None):
             fetch = self._waiting[0]
+            if self._is_answered_for(fetch):
+                continue
             room = fetch.share.room
             buffers = self._link.buffers
             region = None
@@ -268,15 +329,51 @@ class Fetcher:
                     return
             self._waiting.popleft()
             fetch.large.waits = False
-            if is_next:  # before those that were fetched ahead while a task had it
-                self._untaken.appendleft(fetch.share)
-            else:
-                self._untaken.append(fetch.share)
+            fetch.large.share = fetch.share
             self._held += room
             if region is not None:
                 self._read(fetch, region)
             else:
                 self._start(functools.partial(self._prepare, fetch, wait=not ahead))
+
+    def _is_answered_for(self, fetch: _Fetch) -> bool:
+        """Offer an answer to the task that has memory for it; or drop it, if no task wants it."""
+        exchange = self._receiver.exchange
+        if exchange is None or fetch.imm is None:
+            return False
+        if exchange.is_unwanted(fetch.imm):
+            self._waiting.popleft()
+            self.drop(fetch)
+            return True
+        place = exchange.place_of(fetch.imm) if fetch.large.lands else None
+        if place is None or not place.takes(fetch.length):
+            return False
+        self._waiting.popleft()
+        fetch.large.waits = False
+        fetch.place = place
+        place.offer(_Filling(self, fetch), fetch.length)
+        return True
+
+    def drop(self, fetch: _Fetch) -> None:
+        """Have an answer taken without its bytes: no task wants them."""
+        if not self._over:
+            fetch.large.waits = False
+            self._done(fetch)
+            self._deliver_empty(fetch)
+
+    @property
+    def _over(self) -> bool:
+        return self._stopped or self._link.failure is not None
+
+    def _done(self, fetch: _Fetch) -> None:
+        """Tell the peer that its memory is not read any more."""
+        self._fetches.remove(fetch.number)
+        self._sender.control(FrameKind.DONE, fetch.number)
+
+    def _deliver_empty(self, fetch: _Fetch) -> None:
+        """Deliver a message whose bytes are in memory of the program, or dropped."""
+        fetch.large.message = Message(memoryview(b""), fetch.imm)
+        self._receiver.wake()
 
     def _violation(self, text: str) -> None:
         self._link.fail(protocol_error(f"the peer broke the protocol: it {text}"))
@@ -315,7 +412,7 @@ class Fetcher:
         while self._reading and self._numbers:
             fetch = self._reading[0]
             offset = fetch.asked
-            size = min(_READ_CHUNK, fetch.length - offset)
+            addr, size, rkey = _next_of(fetch)
             fetch.asked += size
             fetch.pending += 1
             if fetch.asked == fetch.length:
@@ -323,20 +420,19 @@ class Fetcher:
             number = self._numbers.pop()
             if not self._pieces:
                 self._progress = now()
-            self._pieces[number] = fetch
+            self._pieces[number] = fetch, size
             if self._timer is None:
                 self._set_timer(min(_LOOK_S, self._config.fetch_timeout_s))
-            remote = (fetch.remote[0] + offset, fetch.remote[1])
-            self._link.post_read(number, fetch.region, offset, size, remote)
+            self._link.post_read(number, fetch.region, offset, size, (addr, rkey))
 
     def on_read(self, number: int) -> None:
         """Take the completion of a READ."""
-        fetch = self._pieces.pop(number)
+        fetch, size = self._pieces.pop(number)
         self._numbers.append(number)
         if self._stopped:
             return
         self._progress = now()
-        self._arrived += min(_READ_CHUNK, fetch.length)
+        self._arrived += size
         fetch.pending -= 1
         if self._reading:
             self._post()  # before the work for this message: the adapter goes on meanwhile
@@ -375,8 +471,7 @@ class Fetcher:
             raise _damaged(fetch)
         buffers, region, room = self._link.buffers, fetch.region, fetch.share.room
         buffers.unpin(region)
-        self._fetches.remove(fetch.number)
-        self._sender.control(FrameKind.DONE, fetch.number)
+        self._done(fetch)
         if fetch.copy:
             buffers.pool.give(region)
             message = Message(view, fetch.imm)
@@ -387,11 +482,12 @@ class Fetcher:
         fetch.large.message = message
         self._receiver.wake()
 
-    def taken(self) -> None:
+    def taken(self, large: Large) -> None:
         """Note that the program took a large message: there is room to fetch another ahead."""
-        share = self._untaken.popleft()
-        self._held -= share.room
-        self._link.buffers.account.give(share.room, share.part)
+        share, large.share = large.share, None
+        if share is not None:
+            self._held -= share.room
+            self._link.buffers.account.give(share.room, share.part)
         if self._waiting:
             self._admit()
 
@@ -417,7 +513,28 @@ class Fetcher:
         fetch = self._waiting.popleft()
         assert fetch.large is large
         large.waits, large.taken = False, True
-        self._filling = fetch
+        if not await self._fill(fetch, view):
+            return False
+        self._receiver.took(large)
+        self._admit()
+        return True
+
+    async def fill_place(self, fetch: _Fetch, view: memoryview) -> bool:
+        """Read an answer, which was offered, into memory of the program.
+
+        Returns:
+            Whether it is there.  If not, the connection is over, or the answer comes as a message.
+
+        Cancellation: the answer is dropped.  The call ends as that of `read_into`.
+        """
+        if self._over or not await self._fill(fetch, view):
+            return False
+        self._deliver_empty(fetch)
+        return True
+
+    async def _fill(self, fetch: _Fetch, view: memoryview) -> bool:
+        """As `read_into`; the message is not taken yet."""
+        self._filling.append(fetch)
         region: MemoryRegion | None = None
         whole = False
         try:
@@ -425,22 +542,27 @@ class Fetcher:
             if region is not None:
                 whole = await self._filled(fetch, region)
         except BaseException as exc:
+            if fetch.place is not None:
+                fetch.place.left = True
             self._leave(fetch)
             if region is not None and not isinstance(exc, GeneratorExit):
                 await self._revoked(region)
             raise
-        if not whole or self._stopped or not self._receiver.is_next(large):
+        if not whole or not self._is_wanted(fetch):
             self._leave(fetch)
             if region is not None:
                 await self._revoked(region)
             return False
         # No wait from here on: the message is taken, or it is not.
-        self._filling = None
-        self._fetches.remove(fetch.number)
-        self._sender.control(FrameKind.DONE, fetch.number)
-        self._receiver.took(large)
-        self._admit()
+        self._filling.remove(fetch)
+        self._done(fetch)
         return True
+
+    def _is_wanted(self, fetch: _Fetch) -> bool:
+        """Whether a message that goes to memory of the program is delivered still."""
+        if fetch.place is not None:
+            return not self._over
+        return not self._stopped and self._receiver.is_next(fetch.large)
 
     async def _registered(self, fetch: _Fetch, view: memoryview) -> MemoryRegion | None:
         """Register memory of the program, pin it and begin to read; None if it does not go."""
@@ -453,13 +575,13 @@ class Fetcher:
         except ResourceClosedError:
             return None
         except OSError as exc:
-            if exc.errno == errno.ENOMEM:
+            if exc.errno == errno.ENOMEM and fetch.place is None:
                 raise
             # Memory of a file, or of another device: `ibv_reg_mr(3)` does not take all.
             link.note("copies a large message: %s", exc, log=memory_log)
             fetch.large.lands = False
             return None
-        if self._stopped or link.closed or not self._receiver.is_next(fetch.large):
+        if link.closed or not self._is_wanted(fetch):
             region.close()
             return None
         link.buffers.pin(region)
@@ -521,12 +643,15 @@ class Fetcher:
         """No READ writes to the memory of the task that has left: have the message read anew."""
         if fetch.filled is not None:
             self._link.buffers.unpin(fetch.region)
-        if self._stopped or self._link.failure is not None:
+        if self._over:
             return  # it is not delivered
         fetch.filled, fetch.left, fetch.asked = None, False, 0
-        self._filling = None
+        self._filling.remove(fetch)
+        if fetch.place is not None and fetch.place.left:
+            self.drop(fetch)
+            return
         fetch.large.waits, fetch.large.taken = True, False
-        self._waiting.appendleft(fetch)
+        bisect.insort(self._waiting, fetch, key=_turn)  # behind those that were announced before
         self._receiver.left()
         self._admit()
 
@@ -546,7 +671,7 @@ class Fetcher:
                     return  # logged, and the memory is kept for good
                 return
             if not last:
-                self._give_up("READs into the buffer of a recv_into() that was left do not end")
+                self._give_up("READs into the buffer of a call that was left do not end")
                 seconds = _REVOKE_S
 
     # Progress
@@ -611,9 +736,9 @@ class Fetcher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        filling = self._filling
-        if filling is not None and filling.filled is not None and not filling.filled.done():
-            filling.filled.set_result(None)
+        for filling in self._filling:
+            if filling.filled is not None and not filling.filled.done():
+                filling.filled.set_result(None)
         tasks = self._tasks[:]
         for task in tasks:
             task.cancel()

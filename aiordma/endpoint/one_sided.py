@@ -49,6 +49,7 @@ from typing import Any
 from aiordma._core import LARGEST_REQUEST, MessageState, Operation
 from aiordma.arguments import bytes_of, fitting
 from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.lease import Lease, rights_of
 from aiordma.endpoint.link import COPIED_BYTES, Link, lent
 from aiordma.endpoint.outcome import Outcome
 from aiordma.errors import (
@@ -60,10 +61,13 @@ from aiordma.errors import (
 )
 from aiordma.loop.timers import Timer, call_later
 from aiordma.loop.wait_line import WaitLine
+from aiordma.loop.workers import call_blocking
 from aiordma.memory.cache import RegistrationCache
 from aiordma.memory.lent import LentPart
 from aiordma.memory.remote import RemoteRegion
 from aiordma.memory.shared import Memory
+from aiordma.tensors import buffer_of, device_memory_of
+from aiordma.verbs.device_memory import register_device_memory
 from aiordma.verbs.enums import Access, AtomicCap, Opcode, WCStatus
 from aiordma.verbs.mr import MemoryRegion, check_memory
 from aiordma.verbs.mw import MemoryWindow
@@ -396,12 +400,21 @@ class OneSided:
     async def register(self, buf: Any, access: Access) -> MemoryRegion:
         """Register memory of the program, as `Connection.register` says."""
         access = Access(fitting("access", access, 31))
-        check_memory(buf, access)
+        device = device_memory_of("memory to register", buf)
+        if device is None:
+            buf = buffer_of("memory to register", buf)
+            check_memory(buf, access)
         self._outcome.require_open()
         if access & Access.LOCAL_WRITE:
             access |= self._landing()
         with self._outcome.explaining():
-            region = await self._link.register(buf, access)
+            if device is None:
+                region = await self._link.register(buf, access)
+            else:
+                pd = self._link.pd
+                region = await call_blocking(
+                    lambda: register_device_memory(pd, device, access), undo=MemoryRegion.close
+                )
         self.memory.difference_update([known for known in self.memory if known.closed])
         self.memory.add(region)
         return region
@@ -428,6 +441,20 @@ class OneSided:
             memory._check(part, rights)
         part.mr._require()
         return memory
+
+    def lease(
+        self, buf: Any, timeout_s: float | None, *, read: bool, write: bool, atomic: bool
+    ) -> Lease:
+        """A lease of memory, as `Connection.expose` says."""
+        buf = buffer_of("memory to expose", buf)
+        rights = rights_of(
+            self._link.context, buf, read=read, write=write, atomic=atomic, timeout_s=timeout_s
+        )
+        lend = None
+        if isinstance(buf, SGE):
+            self.require_shared(buf, rights)
+            lend = self.lend
+        return Lease(self._link, self._outcome, self.memory, buf, rights, timeout_s, lend)
 
     async def lend(self, part: SGE, rights: Access, *, message: bool = False) -> LentPart:
         """Open a part of the shared memory to the peer.

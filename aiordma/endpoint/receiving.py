@@ -48,14 +48,14 @@ from aiordma.endpoint.link import COPIED_BYTES, Link, memory_log
 from aiordma.errors import MessageTooLargeError
 from aiordma.loop.empty import EMPTY
 from aiordma.loop.wait_line import WaitLine
+from aiordma.memory.byte_budget import AHEAD
 from aiordma.requests.exchange import Exchange
+from aiordma.requests.place import COPY_STEP
 
-__all__ = ["Large", "Receiver", "Window"]
+__all__ = ["Large", "MemoryShare", "Receiver", "Window"]
 
 #: Size of the place in line of a task that has memory for the message.
 _INTO = 0
-#: Bytes of a large message that are copied at a time.
-_STEP = 1 << 20
 
 
 class Window:
@@ -82,6 +82,20 @@ class Window:
             self._link.fit()
         else:
             self._post((slot,))
+
+    def take_announcements(self, announce: Callable[[int, bytes, int | None], None]) -> None:
+        """Call `announce` for each large message that the peer has announced, and post its slot."""
+        state = self._state
+        while state.large and (large := state.next_large(self._config.receives)) is not None:
+            length, imm, body, slot = large
+            try:
+                announce(length, body, imm)
+            finally:
+                code = state.back_now(slot)
+                if code < 0:
+                    self.back(slot)
+                else:
+                    self._link.check(code)
 
     def adapt(self) -> None:
         """Fit the window to the needs of the peer and of the pool; a message was released.
@@ -160,6 +174,23 @@ class Window:
         self._link.fit()
 
 
+class MemoryShare:
+    """A large message's share of the budgets.
+
+    Args:
+        room: Its bytes.
+
+    Attributes:
+        part: The part of the budgets that it is of.
+    """
+
+    __slots__ = ("part", "room")
+
+    def __init__(self, room: int) -> None:
+        self.room: int = room
+        self.part: int = AHEAD
+
+
 class Large:
     """The place of a large message of the peer, from its announcement on.
 
@@ -170,15 +201,17 @@ class Large:
     Attributes:
         message: None while it is being fetched.
         waits: Whether its memory has not been chosen yet.
-        taken: Whether a task is filling a buffer of the program with it.
+        taken: Whether a task of `recv_into` is filling a buffer of the program with it.
+        share: Its share of the budgets, until the program has it; None: it has none.
     """
 
-    __slots__ = ("lands", "length", "message", "taken", "waits")
+    __slots__ = ("lands", "length", "message", "share", "taken", "waits")
 
     def __init__(self, length: int, *, lands: bool = False) -> None:
         self.length: int = length
         self.lands: bool = lands
         self.message: Message | None = None
+        self.share: MemoryShare | None = None
         self.waits: bool = True
         self.taken: bool = False
 
@@ -189,7 +222,7 @@ class Fetches(Protocol):
     def on_read(self, number: int) -> None:
         """A READ of a large message has completed."""
 
-    def taken(self) -> None:
+    def taken(self, large: Large) -> None:
         """The program has taken a large message."""
 
     def wanted(self) -> None:
@@ -375,9 +408,9 @@ class Receiver:
         state = self._state
         first = state.peek()
         message: Message | None = None
-        if first is not None:
-            message = self._take_large() if first[0] is None else self._take_small()
-        if message is not None:
+        if first is not None and first[0] is None:
+            message = self._take_large()
+        elif first is not None and (message := self._take_small()) is not None:
             self._taken(len(message))
         state.python = bool(self._over or self._lingering or self._waiters.places)
         if message is None:
@@ -428,10 +461,11 @@ class Receiver:
         message = self.large[0].message if self.large and not self.large[0].taken else None
         if message is not None:
             self.has_memory = False
-            self.large.popleft()
+            large = self.large.popleft()
             self._state.skip()
             if self.fetcher is not None:
-                self.fetcher.taken()
+                self.fetcher.taken(large)
+            self._taken(large.length)  # not of the message: an answer in its place is empty
         return message
 
     def _want(self) -> None:
@@ -458,7 +492,7 @@ class Receiver:
         Raises:
             RuntimeError: A task waits for a message.
         """
-        if self.is_awaited:
+        if self.is_awaited or (self.large and self.large[0].taken):
             msg = "a task waits in recv(): a connection carries messages or requests, not both"
             raise RuntimeError(msg)
         self.exchange = exchange
@@ -542,18 +576,18 @@ class Receiver:
         large.taken = True
         try:
             with memoryview(message) as data:
-                for start in range(0, large.length, _STEP):
+                for start in range(0, large.length, COPY_STEP):
                     if start:
                         await asyncio.sleep(0)  # each copy holds up the loop
                     if not self.is_next(large):
                         return False
-                    end = min(start + _STEP, large.length)
+                    end = min(start + COPY_STEP, large.length)
                     view[start:end] = data[start:end]
         finally:
             large.taken = False
         self.took(large)
         if self.fetcher is not None:
-            self.fetcher.taken()
+            self.fetcher.taken(large)
         message.release()
         return True
 

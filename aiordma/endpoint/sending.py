@@ -29,11 +29,20 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from aiordma._core import EVENT_ROOM, MessageState, Waiting
+from aiordma._core import copy as copy_bytes
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import COPIED_BYTES, Link, lent, memory_log
 from aiordma.endpoint.outcome import Outcome, stalled_error
 from aiordma.endpoint.receiving import Window
-from aiordma.endpoint.wire import CHECKSUM, RENDEZVOUS, FrameKind, Hello, protocol_error
+from aiordma.endpoint.wire import (
+    CHECKSUM,
+    MOST_PIECES,
+    PIECE,
+    RENDEZVOUS,
+    FrameKind,
+    Hello,
+    protocol_error,
+)
 from aiordma.errors import MessageTooLargeError, RdmaTimeoutError, ResourceClosedError
 from aiordma.link.buffers import sum_of
 from aiordma.link.ending import Ending
@@ -47,6 +56,7 @@ from aiordma.loop.wait_line import WaitLine
 from aiordma.memory.large_memory import Turn
 from aiordma.memory.lent import LentPart
 from aiordma.memory.pool import room_of
+from aiordma.requests.place import COPY_STEP
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
 
@@ -54,6 +64,8 @@ __all__ = ["Exposer", "Goodbye", "Sender"]
 
 _log = log_of("connection")
 _COPIED = COPIED_BYTES
+#: A buffer of fewer bytes among several is copied: to register it would take longer.
+_LEAST_PIECE = 1 << 16
 _DEREGISTER_S = 5.0
 
 
@@ -187,23 +199,23 @@ class Sender:
         """Send one message that fits into a slot; returns when its bytes are copied."""
         await self._send(FrameKind.DATA, payload, payload.nbytes, imm)
 
-    def in_fragments(self, payload: memoryview, imm: int | None) -> bool:
+    def in_fragments(self, parts: list[memoryview], size: int, imm: int | None) -> bool:
         """Send a message in fragments, if more slots are all that it lacks; whether it was sent."""
         state = self._state
-        frames = -(-payload.nbytes // state.eager_size)
+        frames = -(-size // state.eager_size)
         if (
             not state.grows
             or state.blocked
             or state.queued
             or state.large_waiting
-            or payload.nbytes > state.fragmented_size
+            or size > state.fragmented_size
             or state.credits < frames
         ):
             return False
         while (free := state.n_free) < frames:
             if not self._more() or state.n_free == free:
                 return False
-        code = state.send_buffer(payload, imm)
+        code = state.send_pieces(parts, imm)
         if code > 0:
             self._link.check(code)
         return code >= 0
@@ -400,26 +412,94 @@ Readable: TypeAlias = MemoryRegion | LentPart
 Opening: TypeAlias = Callable[[], Awaitable[LentPart]]
 
 
+class _Piece(NamedTuple):
+    """A piece of a message, in memory that the peer reads.
+
+    Attributes:
+        region: The memory; Readable.
+        length: Bytes of the piece, from the start of the memory.
+        pooled: Whether the memory is of the pool, and has a copy.
+    """
+
+    region: Any
+    length: int
+    pooled: bool
+
+
 class _Exposure(NamedTuple):
-    region: Any  # Readable; a MemoryRegion if it was copied
+    pieces: list[_Piece]
     done: asyncio.Future[None]
     turn: Turn
+
+
+class _Run(NamedTuple):
+    """The buffers of which a piece is made.
+
+    Attributes:
+        parts: The only buffer, which the peer reads where it lies; or those that are copied.
+        length: Their bytes.
+        copied: Whether they are copied.
+    """
+
+    parts: list[memoryview]
+    length: int
     copied: bool
+
+    @property
+    def room(self) -> int:
+        """Bytes of memory that are registered for it."""
+        return room_of(self.length) if self.is_pooled else self.length
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether the copy is in memory of the pool."""
+        return self.copied and self.length <= _COPIED
+
+
+def _runs(parts: list[memoryview]) -> list[_Run]:
+    """The buffers of a large message: each large buffer alone, and those between them together."""
+    runs: list[_Run] = []
+    small: list[memoryview] = []
+    for part in (*parts, None):
+        if part is not None and len(part) < _LEAST_PIECE:
+            small.append(part)
+            continue
+        if length := sum(map(len, small)):
+            runs.append(_Run(small, length, copied=True))
+        small = []
+        if part is not None:
+            runs.append(_Run([part], len(part), copied=False))
+    return runs
+
+
+async def _copy(parts: list[memoryview], into: memoryview) -> None:
+    """Copy the buffers, one behind the other."""
+    start = held = 0
+    for part in parts:
+        for first in range(0, len(part), COPY_STEP):
+            data = part[first : first + COPY_STEP]
+            if held + len(data) > COPY_STEP:
+                await asyncio.sleep(0)  # each copy holds up the loop
+                held = 0
+            copy_bytes(into[start : start + len(data)], data)
+            start += len(data)
+            held += len(data)
 
 
 class Exposer:
-    """The sending side.
+    """The sending side of large messages.
 
     Attributes:
         limit: Bytes of the largest message that the peer takes.
         sums: Whether the peer has asked for checksums.
+        most_pieces: Pieces of memory in which a message may lie; 1: the peer knows no pieces.
         places: Exposures that may be open at a time.
         window: Those of them that are free.
     """
 
     __slots__ = (
         "_allowed", "_config", "_drainers", "_exposures", "_link", "_most", "_next", "_order",
-        "_outcome", "_receives", "_sender", "limit", "places", "sums", "window",
+        "_outcome", "_receives", "_sender", "limit", "most_pieces", "places", "sums", "window",
     )  # fmt: skip
 
     places: int
@@ -442,6 +522,7 @@ class Exposer:
         self._drainers: WaitLine[None] = WaitLine()
         self.limit: int = config.slot_size if config.raw else 0
         self.sums: bool = False
+        self.most_pieces: int = 1
         self.window: Credits = Credits(config.rendezvous_window)
         self._order: Credits = Credits(1)
         self._receives = receives
@@ -452,14 +533,15 @@ class Exposer:
         return len(self._exposures)
 
     async def send(
-        self, payload: memoryview, imm: int | None, opening: Opening | None = None
+        self, parts: list[memoryview], size: int, imm: int | None, opening: Opening | None = None
     ) -> None:
         """Send a message that does not fit into a slot; returns when the peer has read all of it.
 
         Args:
-            payload: The bytes.
+            parts: Its bytes, one part behind the other.
+            size: Their number.
             imm: The program's number.
-            opening: Opens memory that is registered already, in place of a registration.
+            opening: Opens the memory of the only part, which is registered already.
 
         Raises:
             MessageTooLargeError: The peer takes no message of this size; nothing was sent.
@@ -471,12 +553,11 @@ class Exposer:
         exported until the peer has read it or the connection is gone.
         """
         self._outcome.require_open()
-        size = payload.nbytes
         self.check_size(size)
         patience = self._config.stall_timeout_s
         try:
             with Limit(patience):
-                await self._exposed(payload, imm, opening)
+                await self._exposed(parts, size, imm, opening)
         except RdmaTimeoutError:
             raise
         except TimeoutError as exc:
@@ -502,34 +583,45 @@ class Exposer:
         error.hint = hint
         raise error
 
-    async def _exposed(self, payload: memoryview, imm: int | None, opening: Opening | None) -> None:
+    async def _exposed(
+        self, parts: list[memoryview], size: int, imm: int | None, opening: Opening | None
+    ) -> None:
         state = self._link.state
         state.large_waiting += 1  # a later message does not go past it in fragments
         try:
             if not self._order.try_acquire():
                 await self._order.acquire()
             try:
-                exposure = await self._announced(payload, imm, opening)
+                exposure = await self._announced(parts, size, imm, opening)
             finally:
                 self._order.release()
         finally:
             state.large_waiting -= 1
-        region, done = exposure.region, exposure.done
+        own = [each.region for each in exposure.pieces if not each.pooled]
+        done = exposure.done
         try:
             await done
         finally:
             del done, exposure  # a cycle: the traceback of its exception has this frame
-            if payload.nbytes > _COPIED:
-                # The region is deregistered when it is not pinned any more: with DONE, or with the
-                # queue pair.
+            # They are deregistered when they are not pinned any more: with DONE, or with the queue
+            # pair.
+            for region in own:
                 region.close()
-        if payload.nbytes > INLINE_BYTES:
+        if size > INLINE_BYTES:
             # The message has arrived; a deregistration that takes long goes on without the caller.
-            with contextlib.suppress(TimeoutError):
-                await region.wait_closed(_DEREGISTER_S)
+            with contextlib.suppress(TimeoutError), Limit(_DEREGISTER_S):
+                for region in own:
+                    await region.wait_closed()
+
+    def _plan(self, parts: list[memoryview], size: int) -> list[_Run]:
+        """The pieces of a message, as few as the peer can be told."""
+        if size <= _COPIED:
+            return [_Run(parts, size, copied=True)]
+        runs = _runs(parts) if len(parts) > 1 else [_Run(parts, size, copied=False)]
+        return runs if len(runs) <= self.most_pieces else [_Run(parts, size, copied=True)]
 
     async def _announced(
-        self, payload: memoryview, imm: int | None, opening: Opening | None
+        self, parts: list[memoryview], size: int, imm: int | None, opening: Opening | None
     ) -> _Exposure:
         """Expose a message, and announce it; a single one at a time, so that they keep their order.
 
@@ -539,69 +631,101 @@ class Exposer:
             if self.places < self._most:
                 self._widen()
             await self.window.acquire()
-        size = payload.nbytes
-        copied = size <= _COPIED
-        room = room_of(size) if copied else 0 if opening else size
-        buffers = self._link.buffers
-        region: Readable
+        runs = self._plan(parts, size)
+        room = 0 if opening else sum(run.room for run in runs)
         try:
-            turn = await buffers.memory.turn(room, self)
+            turn = await self._link.buffers.memory.turn(room, self)
         except BaseException:
             self.window.release()
             raise
+        pieces: list[_Piece] = []
         try:
-            if copied:
-                region = await buffers.outgoing.take(size)
-                region.view[:size] = payload
-            elif opening is not None:
-                region = await opening()
-            else:
-                region = await buffers.memory.registered(
-                    room, lambda: self._link.register(lent(payload), Access.REMOTE_READ)
-                )
+            for run in runs:
+                await self._add(pieces, run, opening)
+            number = self._open(pieces, turn)
         except BaseException:
+            for each in pieces:
+                if each.pooled:
+                    self._link.buffers.outgoing.give(each.region)
+                else:
+                    each.region.close()
             self._over(turn)
             raise
+        exposure = self._exposures[number]
         try:
-            return await self._opened(size, imm, region, turn, copied=copied)
+            await self._sender.rendezvous(await self._head(number, pieces), imm, size)
         except BaseException:
-            if not copied:
-                region.close()
+            # Not announced; but the peer may have the key of a buffer from an earlier message.
+            self._withdraw(number, keep=False)
+            for each in pieces:
+                if not each.pooled:
+                    each.region.close()
             raise
+        return exposure
 
-    async def _opened(
-        self, length: int, imm: int | None, region: Readable, turn: Turn, *, copied: bool
-    ) -> _Exposure:
-        """Open the exposure of a region, and announce it."""
+    async def _add(self, pieces: list[_Piece], run: _Run, opening: Opening | None) -> None:
+        """Register a piece of a message, or memory for the copy of it."""
+        buffers = self._link.buffers
+        region: Readable
+        if run.is_pooled:
+            region = await buffers.outgoing.take(run.length)
+        elif opening is not None:
+            region = await opening()
+        else:
+            region = await buffers.memory.registered(
+                run.length,
+                lambda: self._link.register(
+                    run.length if run.copied else lent(run.parts[0]), Access.REMOTE_READ
+                ),
+            )
+        pieces.append(_Piece(region, run.length, run.is_pooled))
+        if run.copied:
+            await _copy(run.parts, region.view)
+
+    def _open(self, pieces: list[_Piece], turn: Turn) -> int:
+        """Have the peer read the pieces; returns the number of the exposure.
+
+        Raises:
+            BaseException: The connection was closed meanwhile; nothing is open.
+        """
+        buffers = self._link.buffers
+        if not self._allowed:
+            self._link.open_access(Access.REMOTE_READ)
+            self._allowed = True
+        pinned: list[Any] = []
         try:
-            self._link.buffers.pin(region)
-        except BaseException:  # closed meanwhile
-            if copied and isinstance(region, MemoryRegion):
-                self._link.buffers.outgoing.give(region)
-            self._over(turn)
+            for each in pieces:
+                buffers.pin(each.region)
+                pinned.append(each.region)
+        except BaseException:
+            for region in pinned:
+                buffers.unpin(region)
             raise
         number = self._next
         self._next = number % 0xFFFFFFFF + 1
-        if not self._allowed:
-            self._allowed = True
-            self._link.open_access(Access.REMOTE_READ)
-        exposure = _Exposure(region, self._link.loop.create_future(), turn, copied=copied)
-        self._exposures[number] = exposure
-        try:
-            head = RENDEZVOUS.pack(region.addr, region.rkey, number)
-            if self.sums:
-                head += CHECKSUM.pack(await sum_of(region.view[:length]))
-            await self._sender.rendezvous(head, imm, length)
-        except BaseException:
-            # Not announced; but the peer may have the key of the buffer from an earlier message.
-            self._withdraw(number, keep=False)
-            raise
-        return exposure
+        self._exposures[number] = _Exposure(pieces, self._link.loop.create_future(), turn)
+        return number
+
+    async def _head(self, number: int, pieces: list[_Piece]) -> bytes:
+        """The body of an announcement."""
+        first = pieces[0].region
+        head = RENDEZVOUS.pack(first.addr, first.rkey, number)
+        if self.sums:
+            checksum = 0
+            for each in pieces:
+                checksum = await sum_of(each.region.view[: each.length], checksum)
+            head += CHECKSUM.pack(checksum)
+        for each in pieces[1:]:
+            head += PIECE.pack(each.region.addr, each.length, each.region.rkey)
+        return head
 
     def agree(self, hello: Hello) -> None:
         """Take the peer's numbers; before the first send."""
         self.limit = hello.max_message_kib * 1024
         self.sums = hello.asks_checksums
+        if hello.takes_pieces:
+            room = self._link.state.eager_size - RENDEZVOUS.size - CHECKSUM.size
+            self.most_pieces = min(MOST_PIECES, 1 + max(0, room) // PIECE.size)
         self._most = min(self._config.rendezvous_window, hello.rendezvous_window)
         self.places = min(self._most, self._receives.answers)
         if self.places != self.window.free:
@@ -629,10 +753,11 @@ class Exposer:
             # The connection broke meanwhile: the link unpins the region when the queue pair is
             # gone, and its pool is closed.
             return
-        self._link.buffers.unpin(exposure.region)
-        if exposure.copied:
-            pool = self._link.buffers.outgoing
-            (pool.give if keep else pool.drop)(exposure.region)
+        buffers = self._link.buffers
+        for each in exposure.pieces:
+            buffers.unpin(each.region)
+            if each.pooled:  # any other is closed by the task that sends
+                (buffers.outgoing.give if keep else buffers.outgoing.drop)(each.region)
         self._over(exposure.turn)
         self._wake_drainers()
 

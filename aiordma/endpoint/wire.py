@@ -36,6 +36,8 @@ __all__ = [
     "FRAME_SIZE",
     "HELLO_SIZE",
     "LOOP_ID_SIZE",
+    "MOST_PIECES",
+    "PIECE",
     "RENDEZVOUS",
     "VERSION",
     "FrameKind",
@@ -55,6 +57,7 @@ _TAKES_FRAGMENTS = 0x04
 _TAKES_BARE = 0x08
 _KNOWS_LANDINGS = 0x10
 _NAMES_LOOP = 0x20
+_TAKES_PIECES = 0x40
 #: Bytes of the number of a loop, behind the user's bytes.
 LOOP_ID_SIZE = 8
 
@@ -64,6 +67,10 @@ FRAME = struct.Struct("!BBHIQ")
 RENDEZVOUS = struct.Struct("!QII")
 # And then, if the receiver has asked for it: CRC32C of the message.
 CHECKSUM = struct.Struct("!I")
+# And then, for each further piece of memory that the message is in: address, bytes, key.
+PIECE = struct.Struct("!QQI")
+#: Pieces of a message, the first included.
+MOST_PIECES = 16
 
 
 class FrameKind(IntEnum):
@@ -112,6 +119,7 @@ class Hello:
         takes_bare: Whether it takes messages whose header is the adapter's immediate.
         knows_landings: Whether it offers landings, and writes messages to landings of the peer.
         loop_id: The random number of its event loop, 8 bytes; empty: it names none.
+        takes_pieces: Whether it takes announcements of messages in several pieces of memory.
     """
 
     recv_depth: int
@@ -127,6 +135,7 @@ class Hello:
     takes_bare: bool = False
     knows_landings: bool = False
     loop_id: bytes = b""
+    takes_pieces: bool = False
 
     def pack(self, room: int) -> bytes:
         """As private data of at most `room` bytes.
@@ -148,6 +157,7 @@ class Hello:
             | _TAKES_BARE * self.takes_bare
             | _KNOWS_LANDINGS * self.knows_landings
             | _NAMES_LOOP * bool(loop_id)
+            | _TAKES_PIECES * self.takes_pieces
         )
         header = _HELLO.pack(
             HELLO_MAGIC, self.version, self.min_version, flags, len(self.user_data),
@@ -188,5 +198,5 @@ class Hello:
             depth, window, slot, kib, user_data, min(version, VERSION), lowest,
             bool(flags & _KNOWS_CHECKSUMS), bool(flags & _ASKS_CHECKSUMS),
             bool(flags & _TAKES_FRAGMENTS), bool(flags & _TAKES_BARE),
-            bool(flags & _KNOWS_LANDINGS), loop_id,
+            bool(flags & _KNOWS_LANDINGS), loop_id, bool(flags & _TAKES_PIECES),
         )  # fmt: skip

@@ -47,11 +47,16 @@ def settled(view: memoryview, *, check: bool, copy: bool) -> tuple[memoryview, i
     return settled, crc32c(0, settled) if check else 0
 
 
-async def sum_of(view: memoryview) -> int:
-    """The CRC32C of registered bytes; in a thread if there are many."""
+async def sum_of(view: memoryview, before: int = 0) -> int:
+    """The CRC32C of registered bytes; in a thread if there are many.
+
+    Args:
+        view: The bytes.
+        before: The CRC32C of those before them.
+    """
     if len(view) <= INLINE_BYTES:
-        return crc32c(0, view)
-    return await call_blocking(lambda: crc32c(0, view), undo=lambda _: None)
+        return crc32c(before, view)
+    return await call_blocking(lambda: crc32c(before, view), undo=lambda _: None)
 
 
 class Buffers:

@@ -45,6 +45,7 @@ from aiordma.loop.workers import call_blocking
 from aiordma.memory.lent import LentPart, Overlaps
 from aiordma.memory.memlock import FIRST
 from aiordma.memory.remote import words_of
+from aiordma.tensors import buffer_of
 from aiordma.verbs.context import Context
 from aiordma.verbs.device import Device
 from aiordma.verbs.enums import Access, DeviceCapFlags, MWType
@@ -146,6 +147,7 @@ class Memory:
         if trusted & ~_RIGHTS:
             msg = f"trusted has a flag that is no right of a peer: {trusted & ~_RIGHTS!r}"
             raise ValueError(msg)
+        memory = buffer_of("memory to share", memory)
         check_memory(memory, trusted)
         self._buffer: Any = int(memory) if isinstance(memory, Integral) else memory
         self._device = device

@@ -24,10 +24,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from aiordma._core import Message
-from aiordma.arguments import seconds_left
+from aiordma.arguments import bytes_of, seconds_left
 from aiordma.errors import ConnectionLostError, ProtocolError, RequestDeadlineError
 from aiordma.loop.wait_line import WaitLine
 from aiordma.requests.outbox import Outbox
+from aiordma.requests.place import Place
 from aiordma.requests.wire import (
     ANSWER_BODY,
     BODY_FOLLOWS,
@@ -65,8 +66,8 @@ class Calls:
 
     __slots__ = (
         "_abandoned", "_bytes", "_calls", "_carrier", "_failure", "_granted", "_granted_bytes",
-        "_held", "_line", "_loop", "_number", "_outbox", "_room", "_sender", "_steps", "_timer",
-        "_told",
+        "_held", "_line", "_loop", "_number", "_outbox", "_places", "_room", "_sender", "_steps",
+        "_timer", "_told",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, carrier: Carrier, outbox: Outbox) -> None:
@@ -79,6 +80,7 @@ class Calls:
         self._number = 0
         self._granted, self._granted_bytes = INITIAL_REQUESTS, INITIAL_BYTES
         self._held = self._bytes = 0  # of the calls under way, and of those that are let in
+        self._places: dict[int, Place] = {}  # memory for the answers to calls
         self._told = False  # the peer has granted requests
         self._abandoned: set[int] = set()  # calls under way whose tasks have left
         self._steps = 0  # since the last final frame
@@ -96,7 +98,23 @@ class Calls:
             return self._request(buf, None)
         return self._request_within(buf, seconds_left("timeout", timeout))
 
-    async def _request_within(self, buf: Any, timeout: float) -> Message:
+    async def request_into(self, buf: Any, timeout: float | None, into: Any) -> int:
+        """As `Connection.request` with memory for the answer."""
+        with bytes_of("into", into, writable=True) as view:
+            if not view:
+                msg = "into is empty: an empty answer needs room for a byte, too"
+                raise ValueError(msg)
+            place = Place(self._loop, view)
+            if timeout is None:
+                answer = await self._request(buf, None, place)
+            else:
+                seconds = seconds_left("timeout", timeout)
+                answer = await self._request_within(buf, seconds, place)
+            return await place.take(answer)
+
+    async def _request_within(
+        self, buf: Any, timeout: float, place: Place | None = None
+    ) -> Message:
         if not timeout:
             text = "the deadline of the request had passed before: nothing was sent"
             raise RequestDeadlineError(errno.ETIMEDOUT, text)
@@ -104,7 +122,7 @@ class Calls:
         scope = asyncio.timeout_at(deadline)
         try:
             async with scope:
-                return await self._request(buf, deadline)
+                return await self._request(buf, deadline, place)
         except TimeoutError:
             if not scope.expired():
                 raise
@@ -113,7 +131,9 @@ class Calls:
                 text += ", and the peer has not said that it takes requests: does it serve them?"
             raise RequestDeadlineError(errno.ETIMEDOUT, text) from None
 
-    async def _request(self, buf: Any, deadline: float | None) -> Message:
+    async def _request(
+        self, buf: Any, deadline: float | None, place: Place | None = None
+    ) -> Message:
         carrier = self._carrier
         buf, size = body_of("a request", buf, self._room)
         if size > self._room:
@@ -136,6 +156,8 @@ class Calls:
         self._number = number
         answer: asyncio.Future[Message] = self._loop.create_future()
         call = self._calls[number] = (answer, size)
+        if place is not None:
+            self._places[number] = place
         begun = whole = False
         try:
             left = 0 if deadline is None else microseconds(deadline - self._loop.time())
@@ -148,13 +170,17 @@ class Calls:
                 await carrier._send_frame(frame(Kind.REQUEST, number, left, BODY_FOLLOWS), None)
                 begun = whole = True  # of the body each byte may have arrived, whatever follows
                 await carrier._send_frame(buf, number)
-            return await answer
+            return await (answer if place is None else place.answered(answer))
         except BaseException as exc:
             self._abandon(number, call, begun)
             if isinstance(exc, ConnectionLostError):
                 exc.request_sent = whole
             raise
         finally:
+            if place is not None:
+                place.leave()
+                if self._places.get(number) is place:
+                    del self._places[number]
             del answer, call  # its exception has this frame: a cycle
 
     async def _stand_in_line(self, size: int) -> None:
@@ -190,6 +216,14 @@ class Calls:
         while (size := self._line.next_size) is not None and self._fits(size):
             self._take(size)
             self._line.grant(None)
+
+    def place_of(self, number: int) -> Place | None:
+        """The memory for the answer to a call, if its task has some."""
+        return self._places.get(number)
+
+    def is_abandoned(self, number: int) -> bool:
+        """Whether the task of a call has left, and the call has not ended."""
+        return number in self._abandoned
 
     def _abandon(self, number: int, call: _Call, begun: bool) -> None:
         """The task of a call leaves with an exception."""

@@ -23,6 +23,7 @@ from aiordma.errors import (
 from aiordma.loop import background
 from aiordma.requests.calls import Calls
 from aiordma.requests.outbox import Outbox
+from aiordma.requests.place import Place
 from aiordma.requests.served import Served
 from aiordma.requests.wire import (
     ANSWER_BODY,
@@ -104,6 +105,14 @@ class Exchange:
         else:
             self.calls.on_grant(number, argument)
         message.release()
+
+    def place_of(self, imm: int) -> Place | None:
+        """The memory for the answer with this immediate, if there is some."""
+        return self.calls.place_of(imm ^ ANSWER_BODY) if imm & ANSWER_BODY else None
+
+    def is_unwanted(self, imm: int) -> bool:
+        """Whether the message with this immediate is an answer whose task has left."""
+        return bool(imm & ANSWER_BODY) and self.calls.is_abandoned(imm ^ ANSWER_BODY)
 
     def _end(self, exc: Exception) -> None:
         """No frame follows, for this reason."""

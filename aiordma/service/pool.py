@@ -28,10 +28,10 @@ import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, overload
 
 from aiordma._core import Message
-from aiordma.arguments import bytes_of, check_kind, check_seconds, seconds_left, whole
+from aiordma.arguments import Buffer, bytes_of, check_kind, check_seconds, seconds_left, whole
 from aiordma.cm.address import check_port
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connect import connect
@@ -623,9 +623,29 @@ class Pool:
             raise
         return True
 
+    @overload
     async def request(
-        self, buf: Any, *, timeout: float | None = None, idempotent: bool = False
-    ) -> Message:
+        self,
+        buf: Any,
+        *,
+        timeout: float | None = None,
+        idempotent: bool = False,
+        into: None = None,
+    ) -> Message: ...
+
+    @overload
+    async def request(
+        self, buf: Any, *, timeout: float | None = None, idempotent: bool = False, into: Buffer
+    ) -> int: ...
+
+    async def request(
+        self,
+        buf: Any,
+        *,
+        timeout: float | None = None,
+        idempotent: bool = False,
+        into: Any = None,
+    ) -> Message | int:
         """Send a request by one of the connections, and wait for its answer.
 
         A connection carries many requests at a time.  A request whose connection broke is sent
@@ -637,9 +657,10 @@ class Pool:
                 deadline that has passed; None: the pool's for each wait for a connection, and no
                 limit for the answer.
             idempotent: Whether the server may get the request twice.
+            into: Memory for the answer, as of `Connection.request`.
 
         Returns:
-            The answer.
+            The answer; with `into`, its bytes.
 
         Raises:
             PoolTimeoutError: No connection in time.
@@ -665,7 +686,10 @@ class Pool:
             broken = False
             try:
                 left = None if end is None else end - core.loop.time()
-                return await member.connection.request(buf, timeout=left)
+                answer: Message | int = await member.connection.request(
+                    buf, timeout=left, into=into
+                )
+                return answer
             except ConnectionLostError as exc:
                 broken = True
                 if tries == _TRIES or core.closing or (exc.request_sent and not idempotent):

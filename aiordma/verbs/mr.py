@@ -125,7 +125,7 @@ class MemoryRegion(Resource):
             buffer = _fresh(whole("the number of bytes", buffer), access)
         memory: Any = None
         data: Any = None
-        self._keep: CData | None = None
+        self._keep: Any = None
         self._view: memoryview | None = None
         view = memoryview(buffer)
         try:

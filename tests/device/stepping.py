@@ -20,7 +20,12 @@ class Steps:
         at: The suspension, from 1, at which the task is canceled; 0 for none.
         late: Cancel in the moment in which what is waited for is done, before the task runs
             again, instead of at once.
+
+    Attributes:
+        act: Called at the chosen suspension; None: the task is canceled.
     """
+
+    act: Callable[[], object] | None = None
 
     def __init__(self, at: int, *, late: bool) -> None:
         self.at = at
@@ -32,29 +37,37 @@ class Steps:
         """Whether the run got as far as the chosen suspension."""
         return 0 < self.at <= self.count
 
+    def _act(self, _: object = None) -> None:
+        assert self.act is not None
+        self.act()
+
     @types.coroutine
     def drive(self, coro: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
         """Run `coro` in the current task, suspension by suspension."""
         task = asyncio.current_task()
         assert task is not None
-        throw: BaseException | None = None
+        # An exception has this frame in its traceback: what has it is dropped before it goes on.
+        thrown: list[BaseException] = []
         while True:
             try:
-                waits_for = coro.throw(throw) if throw is not None else coro.send(None)
+                waits_for = coro.throw(thrown.pop()) if thrown else coro.send(None)
             except StopIteration as stop:
                 result: T = stop.value
                 return result
             self.count += 1
             if self.count == self.at:
+                if self.act is None:
+                    self.act = task.cancel
                 if self.late and isinstance(waits_for, asyncio.Future):
-                    waits_for.add_done_callback(lambda _: task.cancel())
+                    waits_for.add_done_callback(self._act)
                 else:
-                    task.get_loop().call_soon(task.cancel)
-            throw = None
+                    task.get_loop().call_soon(self._act)
             try:
                 yield waits_for
             except BaseException as exc:
-                throw = exc
+                thrown.append(exc)
+            finally:
+                del waits_for
 
 
 async def run_canceled(coro: Coroutine[Any, Any, T], steps: Steps) -> T | None:

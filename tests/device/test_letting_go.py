@@ -80,6 +80,14 @@ async def _large(ends: Ends) -> None:
         await sending
 
 
+async def _gathered(ends: Ends) -> None:
+    client, server = ends
+    for size in (1000, 100_000, 1_000_000):
+        sending = asyncio.create_task(client.send([b"head", bytes(size), b"foot", bytes(size)]))
+        (await server.recv()).release()
+        await sending
+
+
 async def _operations(ends: Ends) -> None:
     client, server = ends
     async with server.expose(bytearray(4096), read=True, write=True) as region:
@@ -173,7 +181,7 @@ async def _events(ends: Ends) -> None:
 
 _CONNECTIONS = (
     _idle, _messages, _large, _operations, _unread, _waiting, _aborted, _refused, _unreadable,
-    _hurried, _events,
+    _hurried, _events, _gathered,
 )  # fmt: skip
 
 
@@ -196,6 +204,27 @@ async def test_a_connection_with_settings(address: str, config: ConnectionConfig
         async def scene() -> None:
             ends = await meet(listener, address, config=config)
             await _messages(ends)
+            await part(*ends)
+
+        await leaves_nothing(scene)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+async def test_large_messages_that_are_announced(address: str, side: int) -> None:
+    """They are of several buffers, the peer does not read them, and the connection is aborted."""
+    config = ConnectionConfig(rendezvous_threshold=0, receive_buffer_size=1)
+    parts = [b"head", bytes(1_000_000), b"foot", bytes(2_000_000)]
+    async with aiordma.listen(address, 0, config=config) as listener:
+
+        async def scene() -> None:
+            ends = await meet(listener, address, config=config)
+            sending = [asyncio.create_task(each.send(parts)) for each in (*ends, *ends)]
+            await until(lambda: all(len(exposer_of(end)) for end in ends))
+            ends[side].abort()
+            done = [type(exc) for exc in await asyncio.gather(*sending, return_exceptions=True)]
+            kinds: list[Any] = [aiordma.ConnectionLostError, aiordma.ConnectionLostError]
+            kinds[side] = aiordma.ResourceClosedError
+            assert done == kinds * 2
             await part(*ends)
 
         await leaves_nothing(scene)

@@ -287,6 +287,22 @@ static void frame(struct aio_message_state *m, struct input *in, uint8_t *arena,
     }
 }
 
+/* A message whose bytes lie in several pieces, some of them empty. */
+static void send_pieces(struct aio_message_state *m, const uint8_t *data, uint64_t length,
+                        uint8_t how)
+{
+    struct aio_piece pieces[5];
+    uint64_t start = 0;
+
+    for (int i = 0; i < 5; i++) {
+        uint64_t end = i == 4 ? length : start + (length - start) * (how & 3) / 3;
+
+        pieces[i] = (struct aio_piece){data + start, end - start};
+        start = end;
+    }
+    aio_message_send(m, (struct aio_bytes){pieces[0], pieces + 1}, length, how & 8, 5);
+}
+
 static void fuzz_messages(struct input *in)
 {
     /* Fewer places for arrivals than receives, which a connection never has: they must not overrun.
@@ -405,7 +421,7 @@ static void fuzz_messages(struct input *in)
             }
             break;
         case 6: /* it sends; memory for a header is there, that for the bytes is exact */
-            aio_message_send(m, data, take8(in) % sizeof(data), how & 8, 5);
+            send_pieces(m, data, take8(in) % sizeof(data), how);
             break;
         case 7:
             m->waiting ^= 1;

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from aiordma import Connection, ConnectionEvents, Listener
 from aiordma._core import MessageState
 from aiordma.cm.address import Address
 from aiordma.endpoint import large, one_sided, receiving, sending, slots
 from aiordma.endpoint.config import Plan
-from aiordma.endpoint.large import LargeMessages
+from aiordma.endpoint.large import Fetcher, LargeMessages
 from aiordma.endpoint.lease import Lease
 from aiordma.endpoint.link import Link, LinkOwner
 from aiordma.endpoint.listener import _confirmed
@@ -24,6 +26,7 @@ from aiordma.memory.budget import Share, SlotBudget
 from aiordma.memory.byte_budget import Account, ByteBudget
 from aiordma.memory.cache import RegistrationCache
 from aiordma.memory.lent import LentPart
+from aiordma.requests import place
 from aiordma.verbs import MemoryRegion
 
 if TYPE_CHECKING:
@@ -282,7 +285,27 @@ def read_in_chunks(patch: pytest.MonkeyPatch, size: int) -> None:
 
 def copy_in_steps(patch: pytest.MonkeyPatch, size: int) -> None:
     """The most bytes of a large message that are copied in a turn of the loop."""
-    patch.setattr(receiving, "_STEP", size)
+    for module in (receiving, place):
+        patch.setattr(module, "COPY_STEP", size)
+
+
+@contextlib.contextmanager
+def hold_reads(connection: Connection) -> Iterator[list[int]]:
+    """Keep the READs of large messages that complete from being noticed, until the end."""
+    link, held, real = connection._link, list[int](), Fetcher.on_read
+    fetchers: list[Fetcher] = []
+
+    def on_read(self: Fetcher, number: int) -> None:
+        if self._link is link:
+            fetchers.append(self)
+            held.append(number)
+        else:
+            real(self, number)
+
+    with mock.patch.object(Fetcher, "on_read", on_read):
+        yield held
+    for fetcher, number in zip(fetchers, held, strict=True):
+        real(fetcher, number)
 
 
 def attend(operations: Operations) -> None:

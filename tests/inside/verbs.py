@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import errno
 import threading
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from aiordma.verbs import (
     SharedReceiveQueue,
     WCFields,
     async_event,
+    device_memory,
     mr,
     safety,
     slab,
@@ -231,6 +233,19 @@ def note_regions(patch: pytest.MonkeyPatch, access: int = 0) -> list[MemoryRegio
     return found
 
 
+def count_regions(patch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """A function that tells how many regions exist of those that are registered from now on."""
+    found: list[weakref.ref[MemoryRegion]] = []
+    real = MemoryRegion._register
+
+    def registered(region: MemoryRegion, *args: Any) -> None:
+        real(region, *args)
+        found.append(weakref.ref(region))
+
+    patch.setattr(MemoryRegion, "_register", registered)
+    return lambda: sum(ref() is not None for ref in found)
+
+
 def trust_iova(patch: pytest.MonkeyPatch) -> None:
     """Have every adapter asked for addresses of the program's choice."""
     patch.setattr(mr, "_IGNORES_IOVA", ())
@@ -298,3 +313,19 @@ def extended_completion(fields: WCFields, record: WCRecord, extra: Any) -> Exten
     completion = ExtendedCompletionQueue._completion(queue, record, None)
     assert isinstance(completion, ExtendedCompletion)
     return completion
+
+
+def export_by(patch: pytest.MonkeyPatch, function: Callable[[int, int], tuple[int, int]]) -> None:
+    """Have another function make dmabufs of a GPU's memory."""
+    patch.setattr(device_memory, "_export", function)
+
+
+def export_by_cuda(address: int, nbytes: int) -> tuple[int, int]:
+    """As the library does by default."""
+    return device_memory._export_cuda(address, nbytes)
+
+
+def kept_by(region: MemoryRegion) -> object:
+    """The object whose memory a region has registered."""
+    keep: object = region._keep
+    return keep

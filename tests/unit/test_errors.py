@@ -47,6 +47,7 @@ BASES: dict[str, tuple[type[BaseException], ...]] = {
     "ResourceBusyError": (OSError,),
     "DeviceNotFoundError": (OSError,),
     "NotSupportedError": (OSError,),
+    "DeviceMemoryError": (OSError,),
     "MessageTooLargeError": (ValueError,),
     "ConnectionFailedError": (ConnectionError, OSError),
     "AddressError": (errors.ConnectionFailedError,),

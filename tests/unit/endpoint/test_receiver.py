@@ -272,7 +272,7 @@ def test_a_large_message_keeps_its_place(run: Run) -> None:
         side = Side()
         told = list[str]()
         fetcher: Any = SimpleNamespace(
-            taken=lambda: told.append("taken"), wanted=lambda: told.append("wanted")
+            taken=lambda _: told.append("taken"), wanted=lambda: told.append("wanted")
         )
         side.receiver.fetcher = fetcher
         side.data(b"first")

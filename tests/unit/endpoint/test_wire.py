@@ -159,17 +159,17 @@ def test_no_common_version_is_an_error_that_names_both(version: int, lowest: int
         Hello.parse(packed)
 
 
-@pytest.mark.parametrize("flags", range(64))
-def test_six_flags_have_a_meaning_and_the_others_are_ignored(flags: int) -> None:
-    knows, asks, takes, bare, lands, names = (bool(flags >> bit & 1) for bit in range(6))
+@pytest.mark.parametrize("flags", range(128))
+def test_seven_flags_have_a_meaning_and_the_other_is_ignored(flags: int) -> None:
+    knows, asks, takes, bare, lands, names, pieces = (bool(flags >> bit & 1) for bit in range(7))
     hello = Hello(
         1, 1, 64, 1,
         knows_checksums=knows, asks_checksums=asks, takes_fragments=takes, takes_bare=bare,
-        knows_landings=lands, loop_id=b"12345678" * names,
+        knows_landings=lands, loop_id=b"12345678" * names, takes_pieces=pieces,
     )  # fmt: skip
     packed = bytearray(hello.pack(REQUEST_ROOM))
     assert packed[6] == flags
-    packed[6] |= 0xC0
+    packed[6] |= 0x80
     assert Hello.parse(bytes(packed)) == hello
 
 
