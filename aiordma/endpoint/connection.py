@@ -81,6 +81,7 @@ from aiordma.loop.coroutines import markcoroutinefunction
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.memory.remote import RemoteRegion
 from aiordma.requests.budget import RequestBudget
+from aiordma.requests.calls import Calls
 from aiordma.requests.exchange import Exchange
 from aiordma.requests.served import Requests
 from aiordma.verbs.enums import Access, Opcode
@@ -397,14 +398,17 @@ class Connection:
         under way are waited for, as by `recv_into`.
         """
         calls = self._exchange.calls
-        answer: Coroutine[Any, Any, Message | int] = (
-            calls.request(buf, timeout) if into is None else calls.request_into(buf, timeout, into)
-        )
-        return self._observed(answer) if tally.observed else answer
+        if tally.observed:
+            return self._request_observed(calls, buf, timeout, into)
+        return calls.request(buf, timeout, into)
 
-    async def _observed(self, answer: Coroutine[Any, Any, Message | int]) -> Message | int:
+    async def _request_observed(
+        self, calls: Calls, buf: Any, timeout: float | None, into: Any
+    ) -> Message | int:
+        # Made in here: a task that is canceled before its first step would leave it unawaited.
         with tally.Operation("request", self._peer_attributes):
-            return await answer
+            answer: Message | int = await calls.request(buf, timeout, into)
+            return answer
 
     def _peer_attributes(self) -> dict[str, Any]:
         return tally.peer_attributes(self._facts["peername"])

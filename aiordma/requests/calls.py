@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, overload
 
 from aiordma._core import Message
 from aiordma.arguments import bytes_of, seconds_left
@@ -92,14 +92,27 @@ class Calls:
         """Requests that are sent, or wait to be, and are not answered."""
         return len(self._calls) + len(self._line)
 
-    def request(self, buf: Any, timeout: float | None) -> Coroutine[Any, Any, Message]:
+    @overload
+    def request(
+        self, buf: Any, timeout: float | None, into: None = None
+    ) -> Coroutine[Any, Any, Message]: ...
+
+    @overload
+    def request(
+        self, buf: Any, timeout: float | None, into: Any
+    ) -> Coroutine[Any, Any, Message | int]: ...
+
+    def request(
+        self, buf: Any, timeout: float | None, into: Any = None
+    ) -> Coroutine[Any, Any, Message | int]:
         """As `Connection.request`."""
+        if into is not None:
+            return self._request_into(buf, timeout, into)
         if timeout is None:
             return self._request(buf, None)
         return self._request_within(buf, seconds_left("timeout", timeout))
 
-    async def request_into(self, buf: Any, timeout: float | None, into: Any) -> int:
-        """As `Connection.request` with memory for the answer."""
+    async def _request_into(self, buf: Any, timeout: float | None, into: Any) -> int:
         with bytes_of("into", into, writable=True) as view:
             if not view:
                 msg = "into is empty: an empty answer needs room for a byte, too"

@@ -344,6 +344,17 @@ async def test_a_peer_that_is_gone_fails_a_send() -> None:
         assert one.qp.state == QPState.ERR
 
 
+async def test_a_queue_pair_is_brought_up_once() -> None:
+    """The kernel would take a second change to INIT, and the two would tell different numbers."""
+    async with hand_made(1) as (end,):
+        end.bring_up()
+        with pytest.raises(OSError, match="is in INIT, not in RESET"):
+            end.bring_up()
+        with pytest.raises(OSError, match="ibv_query_gid_ex") as caught:
+            end.context.query_gid(1, 99)
+        assert "aiordma gids" in str(caught.value) + getattr(caught.value, "hint", "")
+
+
 async def test_to_error_ends_what_waits_and_reset_begins_anew() -> None:
     async with connected() as (one, other):
         source, target = one.region(bytearray(TEXT)), one.region(64)

@@ -231,6 +231,36 @@ async def test_close_ends_serve_forever_and_waits_for_handlers(address: str) -> 
                 await client.recv()
 
 
+async def test_a_handler_that_is_no_coroutine_function_is_told(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of connections and of requests; a function that returns a coroutine is as good as one."""
+
+    def handler(_: Any) -> None:
+        return None
+
+    wrong: Any = handler
+    async with (
+        aiordma.serve(wrong, address, 0) as server,
+        aiordma.connect(address, server.port) as client,
+    ):
+        with pytest.raises(aiordma.ConnectionLostError, match="peer aborted"):
+            await client.recv()
+    (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert "has to be a coroutine function (`async def`)" in str(record.exc_info)
+    async with (
+        aiordma.serve_requests(wrong, address, 0) as server,
+        aiordma.connect(address, server.port) as client,
+    ):
+        with pytest.raises(aiordma.RequestError, match="has to be a coroutine function"):
+            await client.request(b"?")
+    async with (
+        aiordma.serve(lambda connection: echo(connection), address, 0) as server,
+        aiordma.connect(address, server.port) as client,
+    ):
+        assert await ask(client) == b"?"
+
+
 @pytest.mark.parametrize(
     ("handler", "options", "error", "text"),
     [

@@ -473,8 +473,9 @@ def test_wrong_arguments() -> None:
             Memory(value)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no right of a peer"):
         Memory(1, trusted=Access.LOCAL_WRITE)
-    with pytest.raises(TypeError):
-        Memory(1, trusted="read")  # type: ignore[arg-type]
+    for wrong in ("read", True):
+        with pytest.raises(TypeError, match=r"such as Access\.REMOTE_READ"):
+            Memory(1, trusted=wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="device"):
         Memory(1, device=5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="overlap"):

@@ -96,6 +96,20 @@ def test_i05_rights_stay_until_the_memory_is_deregistered(run: Run) -> None:
     run(main())
 
 
+def test_the_region_of_a_lease_that_was_not_entered(run: Run) -> None:
+    """A program takes the lease for the region."""
+
+    async def main() -> None:
+        lease = Side().lease()
+        for name in ("to_bytes", "rkey"):
+            with pytest.raises(AttributeError, match=r"async with connection\.expose\(\.\.\.\) as"):
+                getattr(lease, name)
+        with pytest.raises(AttributeError, match=r"^other$"):
+            getattr(lease, "other")  # noqa: B009 - there is no such attribute
+
+    run(main())
+
+
 def test_i05_nor_do_they_go_where_the_wait_is_cancelled(run: Run) -> None:
     async def main() -> None:
         side = Side()

@@ -52,7 +52,8 @@ class Fake:
     async def wait_closed(self) -> None:
         await asyncio.shield(self._over)
 
-    async def request(self, buf: bytes, *, timeout: float | None = None) -> bytes:
+    async def request(self, buf: bytes, *, timeout: float | None = None, into: Any = None) -> bytes:
+        assert into is None
         self.requests.append(buf)
         self._carries_requests = True
         if self._server.breaks:
@@ -253,6 +254,8 @@ def test_the_wait_has_a_bound_and_names_the_cause(run: Run, new_server: Serve) -
             with pytest.raises(PoolTimeoutError, match="no program listens") as caught:
                 await pool.request(b"?")
             assert isinstance(caught.value.__cause__, ConnectionRejectedError)
+            with pytest.raises(TypeError, match="a request"):  # for which no connection is needed
+                await pool.request("text")
             with pytest.raises(PoolTimeoutError, match=r"opened 0 of 1.*no program listens"):
                 await pool.wait()
             assert pool.stats.errors

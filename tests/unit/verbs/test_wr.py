@@ -342,3 +342,9 @@ def test_what_is_left_to_the_rules_of_all_requests() -> None:
     assert none.transfer(Opcode.RDMA_WRITE, piece(), 0, 0, "it") is not None
     with pytest.raises(NotSupportedError, match="initiator_depth 0"):
         none.check_send([SendWR(0, [piece()], Opcode.RDMA_READ)])
+
+
+@pytest.mark.parametrize("buffer", [b"bytes", bytearray(3), memoryview(b"x"), "text"])
+def test_bytes_that_are_not_registered(buffer: Any) -> None:
+    with pytest.raises(TypeError, match=r"is not registered: post a MemoryRegion\(pd, buffer\)"):
+        sge_list(buffer)
