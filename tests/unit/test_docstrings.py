@@ -29,7 +29,7 @@ _OPERATORS = frozenset(
         "__aiter__", "__anext__", "__aenter__", "__aexit__", "__enter__", "__exit__", "__len__",
         "__bytes__", "__eq__", "__hash__", "__repr__", "__str__", "__bool__", "__iter__",
         "__buffer__", "__release_buffer__", "__getitem__", "__init__", "__await__", "__del__",
-        "__post_init__", "__getnewargs__", "__getstate__", "__new__", "__replace__",
+        "__post_init__", "__getattr__", "__getnewargs__", "__getstate__", "__new__", "__replace__",
         "__subclasshook__",  # of every Protocol
     }
 )  # fmt: skip
