@@ -18,6 +18,7 @@ _FUNCTION = "a function by itself"
 _PRIVATE = "replaces or expects private parts of the backend over TCP"
 _IPV6 = "listens on addresses of IPv6, which the device has not"
 _LOOPBACK = "expects addresses of loopback to stay as they are"
+_AT_ONCE = "expects a batch of messages, 2 ms later, before a task ends, which is first over RDMA"
 _HEADER = "expects that a header lies in the memory of the array behind it"
 _NO_WAIT = "expects that a comm is gone when nothing has waited for its end"
 _TWO = "needs 127.0.0.2: a second address, which the device has not"
@@ -43,6 +44,7 @@ LEFT_OUT = {
     "core::test_rpc_tls": _OTHER,
     "core::test_large_payload": "a message of 2 GiB, five times in memory: a guest of 16 GiB",
     "client::test_exception_text": "fails over tcp:// too: the text of a function is not found",
+    "client::test_nbytes_determines_worker": _AT_ONCE,
     "client::test_restrictions_*": _TWO,
     "client::test_allow_restrictions": _TWO,
     "client::test_unrunnable_task_runs": _TWO,
@@ -61,7 +63,6 @@ LEFT_OUT = {
     "worker::test_gather_dep_local_workers_first": _TWO,
     "nanny::test_worker_uses_same_host_as_nanny*": _TWO,
 }
-_AT_ONCE = "expects that a message of a batch, 2 ms later, is there before a task ends"
 #: In virtual time: time passes only while everything sleeps.
 SPIN = {
     "nanny::test_restart_memory*": "allocates memory until it is stopped, and never sleeps",
