@@ -49,8 +49,8 @@ class ExtendedCompletionQueue(CompletionQueue):
     """A completion queue whose completions have more fields (`ibv_create_cq_ex(3)`).
 
     A program polls it by hand: `poll`, or `req_notify`, `await channel.get_cq_event()`, `poll`,
-    `ack_events`.  `poll` returns `ExtendedCompletion`s.  The loop does not manage it, because an
-    awaited operation has no place for the fields: awaited operations of its queue pairs, and
+    `ack_events`.  Each completion is an `ExtendedCompletion`.  The loop does not manage it, because
+    an awaited operation has no place for the fields: awaited operations of its queue pairs, and
     `async for`, raise RuntimeError.
 
     Args:
@@ -110,7 +110,10 @@ class ExtendedCompletionQueue(CompletionQueue):
         raise RuntimeError(msg)
 
     def poll(self, n: int = 16) -> list[WorkCompletion]:
-        """Up to `n` `ExtendedCompletion`s, oldest first; empty if there is none (`ibv_start_poll`).
+        """Up to `n` completions, oldest first; empty if there is none (`ibv_start_poll`).
+
+        Returns:
+            Objects of `ExtendedCompletion`.
 
         Raises:
             ValueError, QueueError: As `CompletionQueue.poll`.
