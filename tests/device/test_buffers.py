@@ -21,7 +21,6 @@ from aiordma.verbs import Access
 from tests.device.meeting import Pair, are_alive, paired
 from tests.device.request_server import answer_to, handler, question
 from tests.device.test_recv_into import note_reads
-from tests.inside.endpoint import link_of
 from tests.unit.tensors import CudaArray, Tensor
 
 pytestmark = pytest.mark.device
@@ -127,51 +126,6 @@ async def test_requests(address: str, make: Any, size: int) -> None:
         with await client.request(b"?") as answer:
             assert answer == bytes_in()
     del memory, bytes_in
-
-
-@pytest.mark.parametrize("checked", [False, True])
-@pytest.mark.parametrize("call", ["recv_into", "request"])
-async def test_the_processor_does_not_write_to_it(
-    address: str, monkeypatch: pytest.MonkeyPatch, call: str, checked: bool, *, is_siw: bool
-) -> None:
-    """The memory is read-only for the processor while a large message comes: a copy would crash."""
-    if is_siw:
-        pytest.skip("on iWARP the bytes are copied")
-    size = 8 * MIB
-    config = ConnectionConfig(rendezvous_threshold=0, check_large=checked)
-    memory = mmap.mmap(-1, size)
-    array = np.frombuffer(memory, "u1")
-    libc = ctypes.CDLL(None, use_errno=True)
-    sealed: list[int] = []
-
-    def protect(how: int) -> None:
-        assert libc.mprotect(ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(size), how) == 0
-
-    async with (
-        aiordma.serve_requests(handler, address, 0, config=config) as server,
-        aiordma.connect(address, server.port, config=config) as client,
-        paired(address, config) as (sender, receiver),
-    ):
-        real = type(link_of(client)).post_read
-
-        def post_read(self: Any, *args: Any) -> None:
-            if not sealed:  # it is registered, and pinned
-                protect(mmap.PROT_READ)
-            sealed.append(1)
-            real(self, *args)
-
-        if call == "recv_into":  # from then on no large message is fetched before
-            await asyncio.gather(sender.send(b"first"), receiver.recv_into(array))
-        monkeypatch.setattr(type(link_of(client)), "post_read", post_read)
-        try:
-            if call == "request":
-                assert await client.request(question(1, size, 0, 0), into=array) == size
-            else:
-                await asyncio.gather(sender.send(answer_to(1, size)), receiver.recv_into(array))
-        finally:
-            protect(mmap.PROT_READ | mmap.PROT_WRITE)
-    assert len(sealed) == size // MIB
-    assert array.tobytes() == answer_to(1, size)
 
 
 @pytest.mark.parametrize("make", KINDS)

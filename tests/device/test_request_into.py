@@ -200,38 +200,6 @@ async def test_canceled_at_every_await(address: str, late: bool, size: int) -> N
         await is_idle(client)
 
 
-@pytest.mark.parametrize("how", ["cancel", "deadline"])
-async def test_a_call_ends_when_the_adapter_has_stopped_writing(
-    address: str, how: str, *, is_siw: bool
-) -> None:
-    """It ends by a cancellation or its deadline, but not before the READs under way have ended."""
-    if is_siw:
-        pytest.skip("on iWARP no READ goes to memory of the program")
-    size = 6 * MIB
-    async with asking(address) as (client, _):
-        buffer = bytearray(size)
-        with hold_reads(client) as held:
-            timeout = 0.3 if how == "deadline" else None
-            calling = asyncio.create_task(
-                client.request(question(2, size, 0, 0), into=buffer, timeout=timeout)
-            )
-            await until(lambda: bool(held), LIMIT_S)
-            if how == "cancel":
-                calling.cancel()
-            ended, _ = await asyncio.wait((calling,), timeout=0.6)
-            assert not ended
-            with pytest.raises(BufferError):
-                buffer.append(0)
-        with pytest.raises(
-            asyncio.CancelledError if how == "cancel" else aiordma.RequestDeadlineError
-        ):
-            await calling
-        buffer[:] = b"\xee" * size
-        buffer.append(0)
-        await is_idle(client)
-        assert buffer == b"\xee" * size + b"\0"
-
-
 async def test_the_answer_of_a_call_that_has_left_is_not_read(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,96 @@
+"""Large messages that the adapter reads right into memory of the program: not on iWARP."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import mmap
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiordma
+from aiordma import ConnectionConfig
+from tests.device.meeting import paired
+from tests.device.oracle import until
+from tests.device.request_server import answer_to, handler, question
+from tests.device.test_request_into import LIMIT_S, MIB, asking, is_idle
+from tests.inside.endpoint import hold_reads, link_of
+
+pytestmark = pytest.mark.device
+
+#: Of a request whose READ is to begin before; a busy machine takes some tenths of a second for it.
+DEADLINE_S = 3.0
+
+
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("call", ["recv_into", "request"])
+async def test_the_processor_does_not_write_to_it(
+    address: str, monkeypatch: pytest.MonkeyPatch, call: str, checked: bool
+) -> None:
+    """The memory is read-only for the processor while a large message comes: a copy would crash."""
+    size = 8 * MIB
+    config = ConnectionConfig(rendezvous_threshold=0, check_large=checked)
+    memory = mmap.mmap(-1, size)
+    array = np.frombuffer(memory, "u1")
+    libc = ctypes.CDLL(None, use_errno=True)
+    sealed: list[int] = []
+
+    def protect(how: int) -> None:
+        assert libc.mprotect(ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(size), how) == 0
+
+    async with (
+        aiordma.serve_requests(handler, address, 0, config=config) as server,
+        aiordma.connect(address, server.port, config=config) as client,
+        paired(address, config) as (sender, receiver),
+    ):
+        real = type(link_of(client)).post_read
+
+        def post_read(self: Any, *args: Any) -> None:
+            if not sealed:  # it is registered, and pinned
+                protect(mmap.PROT_READ)
+            sealed.append(1)
+            real(self, *args)
+
+        if call == "recv_into":  # from then on no large message is fetched before
+            await asyncio.gather(sender.send(b"first"), receiver.recv_into(array))
+        monkeypatch.setattr(type(link_of(client)), "post_read", post_read)
+        try:
+            if call == "request":
+                assert await client.request(question(1, size, 0, 0), into=array) == size
+            else:
+                await asyncio.gather(sender.send(answer_to(1, size)), receiver.recv_into(array))
+        finally:
+            protect(mmap.PROT_READ | mmap.PROT_WRITE)
+    assert len(sealed) == size // MIB
+    assert array.tobytes() == answer_to(1, size)
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline"])
+async def test_a_call_ends_when_the_adapter_has_stopped_writing(address: str, how: str) -> None:
+    """It ends by a cancellation or its deadline, but not before the READs under way have ended."""
+    size = MIB
+    async with asking(address) as (client, _):
+        buffer = bytearray(size)
+        with hold_reads(client) as held:
+            timeout = DEADLINE_S if how == "deadline" else None
+            calling = asyncio.create_task(
+                client.request(question(2, size, 0, 0), into=buffer, timeout=timeout)
+            )
+            await until(lambda: bool(held), LIMIT_S)
+            if how == "cancel":
+                calling.cancel()
+            wait_s = 0.3 if timeout is None else DEADLINE_S + 0.3
+            ended, _ = await asyncio.wait((calling,), timeout=wait_s)
+            assert not ended
+            with pytest.raises(BufferError):
+                buffer.append(0)
+        with pytest.raises(
+            asyncio.CancelledError if how == "cancel" else aiordma.RequestDeadlineError
+        ):
+            await calling
+        buffer[:] = b"\xee" * size
+        buffer.append(0)
+        await is_idle(client)
+        assert buffer == b"\xee" * size + b"\0"
