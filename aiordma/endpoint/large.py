@@ -166,20 +166,20 @@ class _Fetch:
         lands: bool,
         turn: int,
     ) -> None:
-        self.large = Large(length, lands=lands)
-        self.turn = turn  # in the order of the announcements
-        self.length = length
-        self.imm = imm
-        self.remote = remote
-        self.number = number
-        self.checksum = checksum
-        self.asked = 0  # bytes for which READs were posted
-        self.pending = 0  # of these READs
-        self.copy = False  # whether the message has to be a copy
-        self.share = MemoryShare(room_of(length))
+        self.large: Large = Large(length, lands=lands)
+        self.turn: int = turn  # in the order of the announcements
+        self.length: int = length
+        self.imm: int | None = imm
+        self.remote: list[_Remote] = remote
+        self.number: int = number
+        self.checksum: int | None = checksum
+        self.asked: int = 0  # bytes for which READs were posted
+        self.pending: int = 0  # of these READs
+        self.copy: bool = False  # whether the message has to be a copy
+        self.share: MemoryShare = MemoryShare(room_of(length))
         self.place: Place | None = None  # of the request whose answer it is
         self.filled: asyncio.Future[None] | None = None  # of a task whose memory is being filled
-        self.left = False  # that task has left
+        self.left: bool = False  # that task has left
 
 
 class _Filling:

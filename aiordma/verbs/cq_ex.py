@@ -86,7 +86,7 @@ class ExtendedCompletionQueue(CompletionQueue):
         if other := WCFields(fields) & ~(_STANDARD | _MORE):
             msg = f"fields: {other!r} is no field of an ExtendedCompletion"
             raise ValueError(msg)
-        self.fields = _STANDARD | fields
+        self.fields: WCFields = _STANDARD | fields
         self._extra: Any = None
         self._extras: Any = None
         super().__init__(context, cqe, channel, comp_vector)

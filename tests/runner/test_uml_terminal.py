@@ -53,7 +53,7 @@ def test_a_shell() -> None:
         there.type("stty size\r")
         there.until("50 120\r\n")
         # Quotes, so that the echo of the line is not what is waited for.
-        there.type("echo run''ning; sleep 1000\r")
+        there.type("sh -c 'echo run\"\"ning; exec sleep 1000'\r")
         there.until("running\r\n")
         there.type("\x03")  # Ctrl-C ends the job, and not the shell
         there.until("<.*>")
