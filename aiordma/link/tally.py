@@ -209,7 +209,8 @@ _ended = dict.fromkeys(DATAGRAM_COUNTERS, 0)
 def datagram_totals() -> dict[str, int]:
     """Sums of the counters of all datagram endpoints that there have been."""
     with _lock:
-        seen = [_ended, *(each.read() for each in _datagrams)]
+        # A copy: an endpoint that ends after the lock would be in both.
+        seen = [dict(_ended), *(each.read() for each in _datagrams)]
     return {name: sum(each[name] for each in seen) for name in DATAGRAM_COUNTERS}
 
 
