@@ -108,7 +108,7 @@ def check_seconds(name: str, value: Any, *, zero: bool = False, none: bool = Tru
         TypeError: It is no number.
         ValueError: It is negative, not a number, or 0.
     """
-    if (type(value) is float and value > 0) or (value is None and none):
+    if value is None and none:
         return
     if isinstance(value, bool) or not isinstance(value, int | float):
         msg = f"{name} is a number of seconds, not {value!r}"

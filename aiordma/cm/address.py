@@ -97,8 +97,7 @@ def check_port(port: int, lowest: int = 0) -> None:
         TypeError: Not an int.
         ValueError: Not in `lowest`..65535.
     """
-    if type(port) is not int or not lowest <= port <= 0xFFFF:
-        whole("the port", port, lowest, 0xFFFF)
+    whole("the port", port, lowest, 0xFFFF)
 
 
 def _scope_id(scope: str) -> int:

@@ -58,7 +58,6 @@ from aiordma.cm.resolving import (
     LONGEST_ROUTE_MS,
     ROUTE_RESOLVED,
     check_resolve,
-    known_not_to_block,
     resolve,
     route_call_can_block,
 )
@@ -378,7 +377,7 @@ class ConnectionId(Resource):
         check_seconds("timeout", timeout, zero=True, none=False)
         route_ms = 0
         if route:
-            if not known_not_to_block() and await route_call_can_block():
+            if await route_call_can_block():
                 await self._find(dst, src, timeout)
                 await self.resolve_route(timeout)
                 return

@@ -25,10 +25,7 @@ from aiordma.cm.step import Step
 from aiordma.errors import ConnectTimeoutError, os_error
 from aiordma.loop.workers import call_blocking
 
-__all__ = [
-    "LONGEST_ROUTE_MS", "ROUTE_RESOLVED", "check_resolve", "known_not_to_block", "resolve",
-    "route_call_can_block",
-]  # fmt: skip
+__all__ = ["LONGEST_ROUTE_MS", "ROUTE_RESOLVED", "check_resolve", "resolve", "route_call_can_block"]
 
 LONGEST_ROUTE_MS = (1 << 24) - 1
 ROUTE_RESOLVED = frozenset({EventType.ROUTE_RESOLVED})
@@ -37,12 +34,6 @@ _FIRST_PATIENCE_S = 0.1
 _IBACM = "/run/ibacm.sock"
 _FRESH_S = 1.0
 _ibacm = 0.0, False  # when it was looked for, and whether it was there
-
-
-def known_not_to_block() -> bool:
-    """Whether `route_call_can_block` would say at once that it cannot."""
-    when, there = _ibacm
-    return not there and time.monotonic() - when <= _FRESH_S
 
 
 async def route_call_can_block() -> bool:

@@ -201,7 +201,7 @@ async def _one(
     connection: Connection | None = None
     try:
         link = await Link.open(cm_id, config, memory)
-        link._at_close.append(release)
+        link.at_close(release)
         connection = Connection(link, config)
         link.note("connects to %s port %d by queue pair %d", *address, link.qp.num)
         data = private_data

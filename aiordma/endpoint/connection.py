@@ -147,7 +147,7 @@ class Connection:
         self._theirs: Hello | None = None  # the peer's half of the handshake
         self._own_one_sided: OneSided | None = None
         self._events: EventHub | None = None
-        link._at_close.append(self._part)
+        link.at_close(self._part)
         fork.guard_public(self)
         link.cm_id._sink = self._on_cm_event
         state.handler = self._on_events

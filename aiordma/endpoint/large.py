@@ -18,11 +18,11 @@ Theory of operation
     source waits for the memory, the message has to arrive at a minimum rate.
 
     The peer reads the caller's buffer itself, registered for this message alone, and no byte is
-    copied on either side.  A message of up to `_COPIED` bytes is copied into a buffer that stays
+    copied on either side.  A message of up to `COPIED_BYTES` is copied into a buffer that stays
     registered: to register memory and to deregister it takes longer than to copy so many bytes.
     Such a buffer only ever held messages to this peer.
 
-    The program may name the memory of a message of more than `_COPIED` bytes (`recv_into`), which
+    The program may name the memory of a message of more than `COPIED_BYTES` (`recv_into`), which
     is registered for this message alone, and without a right of the peer.  Then the READs go there,
     and no byte is copied.  From the first `recv_into` on the library fetches no such message ahead.
     Before the call ends, also by a cancellation, the memory is deregistered, which waits for the
@@ -74,8 +74,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from aiordma._core import Message
-from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.link import COPIED_BYTES, Landings, Link, memory_log
+from aiordma.endpoint.config import COPIED_BYTES, ConnectionConfig
+from aiordma.endpoint.link import Landings, Link, memory_log
 from aiordma.endpoint.outcome import Outcome
 from aiordma.endpoint.receiving import Large, MemoryShare, Receiver
 from aiordma.endpoint.sending import Exposer, Sender
@@ -108,7 +108,6 @@ from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
 __all__ = ["Fetcher", "LargeMessages", "checks"]
 
 _T = TypeVar("_T")
-_COPIED = COPIED_BYTES
 _READ_CHUNK = 1 << 20
 _DEREGISTER_S = 5.0
 # Seconds for the end of a connection whose adapter writes to memory of the program.
@@ -285,7 +284,7 @@ class Fetcher:
             self._violation("announced more large messages than it may")
             return
         self._fetches.append(number)
-        lands = length > _COPIED and not self._link.buffers.in_the_open
+        lands = length > COPIED_BYTES and not self._link.buffers.in_the_open
         self._announced += 1
         fetch = _Fetch(length, imm, remote, number, checksum, lands=lands, turn=self._announced)
         self._receiver.announced(fetch.large)

@@ -52,7 +52,7 @@ from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QueuePair
 from aiordma.verbs.wc import WCRecord
 
-__all__ = ["COPIED_BYTES", "LANDING_SIZES", "Landings", "Link", "lent", "memory_log"]
+__all__ = ["Landings", "Link", "lent", "memory_log"]
 
 #: Of memory that comes with traffic.
 memory_log: Log = log_of("memory")
@@ -220,7 +220,7 @@ class Link(AdapterSide):
             release()
             raise
         link = cls(cm_id, context, pd, slots, qp, plan, memory)
-        link._at_close.append(release)
+        link.at_close(release)
         return link
 
     @property

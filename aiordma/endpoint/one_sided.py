@@ -48,9 +48,9 @@ from typing import Any
 
 from aiordma._core import LARGEST_REQUEST, MessageState, Operation
 from aiordma.arguments import bytes_of, fitting
-from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.config import COPIED_BYTES, ConnectionConfig
 from aiordma.endpoint.lease import Lease, rights_of
-from aiordma.endpoint.link import COPIED_BYTES, Link, lent
+from aiordma.endpoint.link import Link, lent
 from aiordma.endpoint.outcome import Outcome
 from aiordma.errors import (
     ConnectionLostError,

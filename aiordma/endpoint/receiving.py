@@ -43,8 +43,13 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from aiordma._core import Message, MessageState
-from aiordma.endpoint.config import CONTROL_SLOTS, MIN_WINDOW, ConnectionConfig
-from aiordma.endpoint.link import COPIED_BYTES, Link, memory_log
+from aiordma.endpoint.config import (
+    CONTROL_SLOTS,
+    COPIED_BYTES,
+    MIN_WINDOW,
+    ConnectionConfig,
+)
+from aiordma.endpoint.link import Link, memory_log
 from aiordma.errors import MessageTooLargeError
 from aiordma.loop.empty import EMPTY
 from aiordma.loop.wait_line import WaitLine

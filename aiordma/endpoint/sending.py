@@ -30,8 +30,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from aiordma._core import EVENT_ROOM, MessageState, Waiting
 from aiordma._core import copy as copy_bytes
-from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.link import COPIED_BYTES, Link, lent, memory_log
+from aiordma.endpoint.config import COPIED_BYTES, ConnectionConfig
+from aiordma.endpoint.link import Link, lent, memory_log
 from aiordma.endpoint.outcome import Outcome, stalled_error
 from aiordma.endpoint.receiving import Window
 from aiordma.endpoint.wire import (
@@ -63,7 +63,6 @@ from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
 __all__ = ["Exposer", "Goodbye", "Sender"]
 
 _log = log_of("connection")
-_COPIED = COPIED_BYTES
 #: A buffer of fewer bytes among several is copied: to register it would take longer.
 _LEAST_PIECE = 1 << 16
 _DEREGISTER_S = 5.0
@@ -453,7 +452,7 @@ class _Run(NamedTuple):
     @property
     def is_pooled(self) -> bool:
         """Whether the copy is in memory of the pool."""
-        return self.copied and self.length <= _COPIED
+        return self.copied and self.length <= COPIED_BYTES
 
 
 def _runs(parts: list[memoryview]) -> list[_Run]:
@@ -615,7 +614,7 @@ class Exposer:
 
     def _plan(self, parts: list[memoryview], size: int) -> list[_Run]:
         """The pieces of a message, as few as the peer can be told."""
-        if size <= _COPIED:
+        if size <= COPIED_BYTES:
             return [_Run(parts, size, copied=True)]
         runs = _runs(parts) if len(parts) > 1 else [_Run(parts, size, copied=False)]
         return runs if len(runs) <= self.most_pieces else [_Run(parts, size, copied=True)]

@@ -71,11 +71,12 @@ class _Room:
         self.most = most
         self.promised = self.expected = 0
 
-    def holds(self, depth: int, expected: int) -> bool:
-        """Whether so many more can be promised as the queue is now; see `CompletionQueue._fit`."""
-        return self.expected + expected <= self.size and (
-            self.promised + depth <= self.most or self.promised + depth <= self.size
-        )
+    def needed(self, depth: int, expected: int) -> int:
+        """The room that the queue has to have for so many more promised and expected ones."""
+        promised = self.promised + depth
+        if promised <= self.most or promised <= self.size:
+            return self.expected + expected  # the queue can grow for the others
+        return promised
 
 
 class CompletionQueue(Resource):
@@ -398,8 +399,7 @@ class CompletionQueue(Resource):
             raise self._error()
         expected = depth if expected is None else expected
         with _promises:
-            if not self._room.holds(depth, expected):
-                self._fit(depth, expected)
+            self._fit(depth, expected)
             # Not sums from before: promises may have been taken back meanwhile.
             self._room.promised += depth
             self._room.expected += expected
@@ -408,8 +408,6 @@ class CompletionQueue(Resource):
         """Whether so many more can be promised; grows for them."""
         if self._error is not None:
             return False
-        if self._room.holds(depth, expected):
-            return True
         with _promises:
             try:
                 self._fit(depth, expected)
@@ -434,9 +432,9 @@ class CompletionQueue(Resource):
     def _fit(self, depth: int, expected: int) -> None:
         """Grow for a promise, if need be; under the lock."""
         room = self._room
-        needed = room.promised + depth
-        if needed <= max(room.size, room.most):
-            needed = room.expected + expected  # the queue can grow for the others
+        needed = room.needed(depth, expected)
+        if needed <= room.size:
+            return
         try:
             self._grow(needed)
         except OSError as exc:

@@ -14,7 +14,7 @@ import aiordma
 from aiordma import Connection, ConnectionConfig, ListenerLimits, RemoteRegion
 from aiordma._core import FRAME_FREE, FRAME_MORE, LANDING_SHIFT, LANDINGS
 from aiordma.endpoint import link
-from aiordma.endpoint.link import LANDING_SIZES
+from aiordma.endpoint.config import LANDING_SIZES
 from aiordma.endpoint.wire import FRAME, RENDEZVOUS, FrameKind, Hello
 from aiordma.errors import ConnectionLostError, ProtocolError, errno_error
 from aiordma.memory.byte_budget import PROCESS_BUDGET

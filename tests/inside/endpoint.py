@@ -264,13 +264,13 @@ def set_large(connection: Connection, parts: Any) -> None:
 
 def copied_up_to() -> int:
     """The bytes of a large message that is copied, in place of being registered, at most."""
-    return sending._COPIED
+    return int(vars(sending)["COPIED_BYTES"])  # as a test has set it
 
 
 def copy_up_to(patch: pytest.MonkeyPatch, size: int) -> None:
     """Set that."""
     for module in (large, sending):
-        patch.setattr(module, "_COPIED", size)
+        patch.setattr(module, "COPIED_BYTES", size)
 
 
 def look_each(patch: pytest.MonkeyPatch, seconds: float) -> None:
