@@ -30,6 +30,9 @@ __all__ = ["dial", "limit_of", "shared_channel", "warm_up", "way_to"]
 
 T = TypeVar("T")
 _STEP_S = 60.0  # for each step, where the program has set no limit
+# Local ports that a connect from any port tries.
+_PORTS = 16
+_PORT_TAKEN = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL})
 _warm = False
 
 
@@ -121,7 +124,11 @@ async def _dial(
     limit = course.limit
 
     def one(address: Address) -> Coroutine[object, object, T]:
-        return paced(address, functools.partial(attempt, address, origins[address], course), course)
+        origin = origins[address]
+        make = functools.partial(attempt, address, origin, course)
+        if origin is None or not origin[1]:
+            make = functools.partial(_from_a_free_port, make)
+        return paced(address, make, course)
 
     try:
         with limit:
@@ -148,6 +155,22 @@ async def _dial(
             raise
         text = f"no connection to {host} port {port} within {limit.seconds} s"
         raise _too_late(text, course) from (course.refusal or exc)
+
+
+async def _from_a_free_port(attempt: Callable[[], Coroutine[object, object, T]]) -> T:
+    """Await `attempt()`, and again while the local port that the kernel has chosen is taken.
+
+    On iWARP the id's port is a port of TCP, too.  The kernel's connection manager chooses it
+    without a look at the ports that sockets have (EADDRINUSE), and at connections to the same peer
+    that have ended a moment ago (EADDRNOTAVAIL).
+    """
+    for _ in range(_PORTS - 1):
+        try:
+            return await attempt()
+        except OSError as exc:
+            if exc.errno not in _PORT_TAKEN:
+                raise
+    return await attempt()
 
 
 def _too_late(text: str, course: Course) -> ConnectTimeoutError:

@@ -13,6 +13,12 @@ T = TypeVar("T")
 MAX_STEPS = 200
 
 
+def _cancel_of_this_task() -> Callable[[], object]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task.cancel
+
+
 class Steps:
     """Counts the suspensions of one run and cancels at a chosen one.
 
@@ -38,15 +44,15 @@ class Steps:
         return 0 < self.at <= self.count
 
     def _act(self, _: object = None) -> None:
-        assert self.act is not None
-        self.act()
+        act, self.act = self.act, None
+        assert act is not None
+        act()
 
     @types.coroutine
     def drive(self, coro: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
         """Run `coro` in the current task, suspension by suspension."""
-        task = asyncio.current_task()
-        assert task is not None
-        # An exception has this frame in its traceback: what has it is dropped before it goes on.
+        # An exception has this frame in its traceback: what has it is dropped before it goes on,
+        # and the task is no variable here.
         thrown: list[BaseException] = []
         while True:
             try:
@@ -57,11 +63,11 @@ class Steps:
             self.count += 1
             if self.count == self.at:
                 if self.act is None:
-                    self.act = task.cancel
+                    self.act = _cancel_of_this_task()
                 if self.late and isinstance(waits_for, asyncio.Future):
                     waits_for.add_done_callback(self._act)
                 else:
-                    task.get_loop().call_soon(self._act)
+                    asyncio.get_running_loop().call_soon(self._act)
             try:
                 yield waits_for
             except BaseException as exc:

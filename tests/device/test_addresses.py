@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
 import subprocess
@@ -295,6 +296,53 @@ async def test_local_address_and_port(address: str) -> None:
                 assert sockname[0] == (host or address)
                 assert sockname[1] == port or (not port and sockname[1])
                 await part(client, server)
+
+
+PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+@pytest.fixture
+def ports_of_tcp(address: str) -> Iterator[list[int]]:
+    """The system gives away 16 local ports, of which sockets of TCP have a quarter."""
+    before = PORTS.read_text()
+    PORTS.write_text("40000 40015")
+    try:
+        with contextlib.ExitStack() as stack:
+            for port in range(40000, 40016, 4):
+                taken = stack.enter_context(socket.socket())
+                taken.bind((address, port))
+            yield list(range(40000, 40016, 4))
+    finally:
+        PORTS.write_text(before)
+
+
+async def test_any_port_is_one_that_tcp_has_not(
+    address: str, ports_of_tcp: list[int], is_siw: bool
+) -> None:
+    """Of all programs of a machine, few know what ports the others have."""
+    ports: list[int] = []
+    for _ in range(12):
+        async with aiordma.listen(address, 0) as listener:
+            client, server = await meet(listener, address)
+            ports += [listener.port, client.get_extra_info("sockname")[1]]
+            await part(client, server)
+
+    async def end(_: object, writer: aiordma.RdmaStreamWriter) -> None:
+        writer.close()
+
+    async with await aiordma.start_server(end, address, 0) as streams:
+        for _ in range(12):
+            _, writer = await aiordma.open_connection(address, streams.port)
+            ports.append(writer.get_extra_info("sockname")[1])
+            writer.close()
+            await writer.wait_closed()
+    assert set(ports) <= set(range(40000, 40016))
+    if is_siw:
+        assert not set(ports) & set(ports_of_tcp)
+        async with aiordma.listen(address, 7801) as listener:
+            with pytest.raises(OSError, match="a socket of TCP has the local port") as caught:
+                await meet(listener, address, local_addr=(address, ports_of_tcp[0]))
+            assert caught.value.errno == errno.EADDRINUSE
 
 
 async def test_local_addresses_that_do_not_do(address: str, known: dict[str, Any]) -> None:

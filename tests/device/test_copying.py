@@ -225,11 +225,12 @@ def test_a_file_goes_through_memory_that_is_used_again(
 ) -> None:
     """Memory that is new for each piece costs up to 256 page faults a MiB, and most of the time.
 
-    The count does not depend on the speed of the machine, as the time does.
+    The count does not depend on the speed of the machine, as the time does.  But it depends on how
+    many pieces are under way at a time: copies of one file differ by up to 2,500 faults, 40 a MiB.
     """
-    small = faults_of_a_copy(address, tmp_path, 8 << 20, is_put=is_put)
-    large = faults_of_a_copy(address, tmp_path, LARGE + (8 << 20), is_put=is_put)
-    assert (large - small) / (LARGE >> 20) < 32
+    small = faults_of_a_copy(address, tmp_path, 32 << 20, is_put=is_put)
+    large = faults_of_a_copy(address, tmp_path, LARGE + (32 << 20), is_put=is_put)
+    assert (large - small) / (LARGE >> 20) < 100
 
 
 @contextlib.contextmanager
