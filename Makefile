@@ -46,11 +46,13 @@ mutate:
 bench:
 	@tools/setup bench
 	@$(PY) -m tests.bench.run $(if $(RECORD),--record) $(if $(ROUNDS),--rounds $(ROUNDS))
+	@$(PY) -m tests.bench.moved $(if $(RECORD),--record)
 	$(if $(RECORD),@$(PY) -m tests.bench.profile --record)
 
 bench-check:
 	@tools/setup bench
 	@$(PY) -m tests.bench.run --check $(if $(RECORD),--record) $(if $(ROUNDS),--rounds $(ROUNDS))
+	@$(PY) -m tests.bench.moved
 
 bench-many:
 	@tools/setup test

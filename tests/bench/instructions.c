@@ -1,55 +1,22 @@
 /* A plugin of QEMU's that counts every instruction, by its address; profile.py reads what it
  * writes.
  *
- * Three instructions that do nothing, NOPs with a displacement that no compiler makes, tell it what
- * to count (marks.c executes them):
- *
- *   MARK_START  all counts are zero from here
- *   MARK_STOP   the counts are written: 'S', how many there are, and pairs of address and count
- *   MARK_JOB    'J' and 0 are written: what follows belongs to the next program
+ * At MARK_STOP (plugin.h) 'S', how many counts there are, and pairs of address and count are
+ * written; at MARK_JOB 'J' and 0.
  *
  * All numbers have 64 bits.  Addresses are virtual: what tells one process from another is that
  * they have different maps, or the same program.
  *
  * With -icount a repeated string instruction is translated to run once for each repetition, so that
  * the counts are those that the guest's clock is made of.
- *
- * Debian has no package with QEMU's header for plugins; the few declarations that this needs are
- * those of version 1 of that interface, which QEMU 7.2 has.
  */
 
-#include <inttypes.h>
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "marks.h"
-
-#define EXPORTED __attribute__((visibility("default")))
-
-typedef uint64_t qemu_plugin_id_t;
-struct qemu_plugin_tb;
-struct qemu_plugin_insn;
-struct qemu_info; /* not looked at */
-enum { QEMU_PLUGIN_INLINE_ADD_U64 = 0, QEMU_PLUGIN_CB_NO_REGS = 0 };
-
-void qemu_plugin_register_vcpu_tb_trans_cb(qemu_plugin_id_t id,
-                                           void (*callback)(qemu_plugin_id_t id,
-                                                            struct qemu_plugin_tb *tb));
-size_t qemu_plugin_tb_n_insns(const struct qemu_plugin_tb *tb);
-struct qemu_plugin_insn *qemu_plugin_tb_get_insn(const struct qemu_plugin_tb *tb, size_t index);
-const void *qemu_plugin_insn_data(const struct qemu_plugin_insn *insn);
-size_t qemu_plugin_insn_size(const struct qemu_plugin_insn *insn);
-uint64_t qemu_plugin_insn_vaddr(const struct qemu_plugin_insn *insn);
-void qemu_plugin_register_vcpu_insn_exec_inline(struct qemu_plugin_insn *insn, int operation,
-                                                void *pointer, uint64_t value);
-void qemu_plugin_register_vcpu_insn_exec_cb(struct qemu_plugin_insn *insn,
-                                            void (*callback)(unsigned int cpu, void *data),
-                                            int flags, void *data);
-
-EXPORTED int qemu_plugin_version = 1;
+#include "plugin.h"
 
 struct counter {
     uint64_t address;
@@ -151,22 +118,13 @@ static void marked(unsigned int cpu, void *data)
 
 static void translated(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 {
-    static const unsigned char mark[] = {MARK_BYTES(0)};
     (void)id;
     for (size_t i = 0; i < qemu_plugin_tb_n_insns(tb); i++) {
         struct qemu_plugin_insn *insn = qemu_plugin_tb_get_insn(tb, i);
         struct counter *counter = counter_of(qemu_plugin_insn_vaddr(insn));
         qemu_plugin_register_vcpu_insn_exec_inline(insn, QEMU_PLUGIN_INLINE_ADD_U64,
                                                    &counter->count, 1);
-        unsigned char bytes[sizeof mark];
-        if (qemu_plugin_insn_size(insn) != sizeof mark)
-            continue;
-        memcpy(bytes, qemu_plugin_insn_data(insn), sizeof bytes);
-        uintptr_t kind = bytes[MARK_PLACE];
-        bytes[MARK_PLACE] = 0;
-        if (memcmp(bytes, mark, sizeof mark) == 0)
-            qemu_plugin_register_vcpu_insn_exec_cb(insn, marked, QEMU_PLUGIN_CB_NO_REGS,
-                                                   (void *)kind);
+        call_if_mark(insn, marked);
     }
 }
 
@@ -174,14 +132,9 @@ EXPORTED int qemu_plugin_install(qemu_plugin_id_t id, const struct qemu_info *in
                                  char **words)
 {
     (void)info;
-    static const char name[] = "out=";
-    for (int i = 0; i < count; i++)
-        if (strncmp(words[i], name, strlen(name)) == 0)
-            output = fopen(words[i] + strlen(name), "wb");
-    if (output == NULL) {
-        perror("instructions: out=FILE");
+    output = output_of(count, words);
+    if (output == NULL)
         return 1;
-    }
     qemu_plugin_register_vcpu_tb_trans_cb(id, translated);
     return 0;
 }

@@ -2,14 +2,17 @@
 
 The client sends one buffer again and again; the server receives each message by `recv_into`, into
 the same array, and answers with the seconds that all took.  The client prints one JSON object:
-`MiB/s`, with checksums or, with CHECK `unchecked`, without.
+`MiB/s`, with checksums or, with CHECK `unchecked`, without.  With CHECK `copied` the server
+receives by `recv`, and copies, without checksums.
 """
 
 from __future__ import annotations
 
+import functools
 import struct
 import sys
 import time
+from typing import Any
 
 import numpy as np
 
@@ -22,18 +25,28 @@ SIZE, COUNT = 64 << 20, 2
 SECONDS = struct.Struct("d")
 
 
-async def serve(address: str, port: int, config: aiordma.ConnectionConfig) -> None:
+async def receive(connection: aiordma.Connection, array: Any, *, copied: bool) -> None:
+    """Receive a message into the array."""
+    if not copied:
+        await connection.recv_into(array)
+        return
+    with await connection.recv() as message:
+        memoryview(array).cast("B")[: len(message)] = memoryview(message)
+
+
+async def serve(address: str, port: int, config: aiordma.ConnectionConfig, *, copied: bool) -> None:
     """Receive from one client."""
     array = np.ones(SIZE // 8)  # its pages are there
     async with (
         aiordma.listen(address, port, config=config) as listener,
         await listener.accept() as connection,
     ):
-        await connection.recv_into(array)  # small
-        await connection.recv_into(array)  # with it comes the memory for large messages
+        await receive(connection, array, copied=copied)  # small
+        # With it comes the memory for large messages.
+        await receive(connection, array, copied=copied)
         begun = time.perf_counter()
         for _ in range(COUNT):
-            await connection.recv_into(array)
+            await receive(connection, array, copied=copied)
         await connection.send(SECONDS.pack(time.perf_counter() - begun))
         if array.any():
             msg = "the array does not have the bytes of the client"
@@ -56,7 +69,7 @@ async def measure(address: str, port: int, config: aiordma.ConnectionConfig) -> 
 
 def main(words: list[str]) -> int:
     """Run one end; returns the exit status."""
-    return run(serve, measure, words)
+    return run(functools.partial(serve, copied=words[3] == "copied"), measure, words)
 
 
 if __name__ == "__main__":

@@ -26,9 +26,10 @@ ONE_SIDED = Path(__file__).resolve().parents[2] / "build" / "bench" / "one_sided
 CONNECTING = ONE_SIDED.with_name("connecting")
 #: Made of floors.c.
 FLOORS = ONE_SIDED.with_name("floors.so")
-#: Made of marks.c and instructions.c.
+#: Made of marks.c, instructions.c and accesses.c.
 MARKS = ONE_SIDED.with_name("marks.so")
 PLUGIN = ONE_SIDED.with_name("instructions.so")
+ACCESSES = ONE_SIDED.with_name("accesses.so")
 #: Numbers of connections that do nothing.
 IDLE = (1, 50)
 #: Words of connecting.c: memory and queues as those of the library's settings, by the form of

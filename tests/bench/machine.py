@@ -36,6 +36,7 @@ _PROGRAMS: Mapping[str, Sequence[str]] = {
     "one_sided": ("one_sided", "-lrdmacm", "-libverbs"),
     "connecting": ("connecting", "-lrdmacm", "-libverbs"),
     "instructions": ("instructions.so", *_LIBRARY),
+    "accesses": ("accesses.so", *_LIBRARY),
     "marks": ("marks.so", "-shared", "-fPIC"),
     "floors": (
         *("floors.so", *_LIBRARY, f"-I{sysconfig.get_path('include')}", "-lrdmacm", "-libverbs"),

@@ -4,6 +4,7 @@
     connect ROLE ADDRESS PORT LOOP      so many connections at once, as growth_connect.py has them
     plain MODULE ROLE ...               a program of plain_peer.py, plain_streams.py, plain_dask.py
                                         or plain_many.py; the last of its measurements
+    into ROLE ADDRESS PORT CHECK        into_peer.py, where the server measures
 
 The marks are those of marks.c.
 """
@@ -23,7 +24,7 @@ from aiordma.cli import __main__ as cli
 from aiordma.cli.perf.kinds import Stop
 from aiordma.cli.perf.messages import MessageClient
 from aiordma.cli.perf.stream_protocols import ProtocolClient
-from tests.bench import plain_dask, plain_many, plain_peer, plain_streams
+from tests.bench import into_peer, plain_dask, plain_many, plain_peer, plain_streams
 from tests.bench.growth import CONFIGS, loop_factory
 from tests.bench.jobs import MARKS
 from tests.bench.profile_jobs import CONNECTIONS
@@ -131,6 +132,11 @@ def main(words: list[str]) -> int:
         if words[1] == "client":
             module.time = Marking()
         return int(module.main(words[1:]))
+    if kind == "into":
+        into: Any = into_peer
+        if words[0] == "server":
+            into.time = Marking()
+        return int(into.main(words))
     # What was there before the fork is collected now, and not again: that would copy all of it.
     gc.collect()
     gc.freeze()
