@@ -14,14 +14,24 @@ from aiordma.errors import os_error
 
 __all__ = ["CALLS", "newer"]
 
-_LIBRDMACM = "librdmacm.so.1"
-#: Name, the release of rdma-core that has brought it, its type.
+_LIBRDMACM, _LIBIBVERBS = "librdmacm.so.1", "libibverbs.so.1"
+#: Name, the library, the release of rdma-core that has brought it, its type.
 CALLS = {
     "rdma_resolve_addrinfo": (
+        _LIBRDMACM,
         "60",
         "int (*)(struct rdma_cm_id *, const char *, const char *, const struct rdma_addrinfo *)",
     ),
-    "rdma_query_addrinfo": ("60", "int (*)(struct rdma_cm_id *, struct rdma_addrinfo **)"),
+    "rdma_query_addrinfo": (
+        _LIBRDMACM,
+        "60",
+        "int (*)(struct rdma_cm_id *, struct rdma_addrinfo **)",
+    ),
+    "ibv_query_port_speed": (
+        _LIBIBVERBS,
+        "62",
+        "int (*)(struct ibv_context *, uint32_t, uint64_t *)",
+    ),
 }
 
 
@@ -29,15 +39,16 @@ def newer(name: str) -> Any:
     """The C function, out of the library that is loaded.
 
     Args:
-        name: A call of librdmacm.
+        name: A call of `CALLS`.
 
     Raises:
         NotSupportedError: The library does not have it.
     """
-    release, kind = CALLS[name]
+    library, release, kind = CALLS[name]
     # The loader returns the library that the module has loaded: the name is the same.
-    function: Any = getattr(ctypes.CDLL(_LIBRDMACM), name, None)
+    function: Any = getattr(ctypes.CDLL(library), name, None)
     if function is None:
-        detail = f"(the installed librdmacm has no {name}: rdma-core {release} has brought it)"
+        title = library.partition(".")[0]
+        detail = f"(the installed {title} has no {name}: rdma-core {release} has brought it)"
         raise os_error(errno.EOPNOTSUPP, name, detail=detail)
     return ffi.cast(kind, ctypes.cast(function, ctypes.c_void_p).value)

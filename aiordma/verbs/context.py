@@ -12,6 +12,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_minus_one, check_negative
+from aiordma._ffi.newer import newer
 from aiordma.arguments import fitting
 from aiordma.errors import os_error
 from aiordma.loop.kept import Kept
@@ -285,6 +286,26 @@ class Context(Resource):
         port = fitting("port", port, 8)
         check_errno(lib.ibv_query_port(self._require(), port, attr), "ibv_query_port")
         return copy_of(PortAttributes, attr)
+
+    def query_port_speed(self, port: int = 1) -> int:
+        """The speed of a port, counted from 1, with all its lanes (`ibv_query_port_speed(3)`).
+
+        `PortAttributes` has it as numbers of lanes and of a speed that the standard gives; here it
+        is what the port effectively has, also where it is joined of several.
+
+        Returns:
+            Megabits a second.
+
+        Raises:
+            NotSupportedError: The installed libibverbs does not have the call, which rdma-core 62
+                has brought, or the device does not tell.
+            OSError: No such port (EINVAL), or the device is gone.
+        """
+        port = fitting("port", port, 32)
+        query = newer("ibv_query_port_speed")
+        hundreds = ffi.new("uint64_t *")
+        check_errno(query(self._require(), port, hundreds), "ibv_query_port_speed")
+        return int(hundreds[0]) * 100
 
     def query_gid(self, port: int = 1, index: int = 0) -> GidEntry:
         """The GID number `index` of a `port`, with its type (`ibv_query_gid_ex(3)`).

@@ -148,8 +148,8 @@ CHECKERS = {
     "check_errno": "errno",
     "check_negative": "negative",
 }
-# Looked up in the library that is loaded; all of them return -1.
-LOOKED_UP = dict.fromkeys(newer.CALLS, "minus_one")
+# Looked up in the library that is loaded.
+LOOKED_UP = {name: "minus_one" if name.startswith("rdma_") else "errno" for name in newer.CALLS}
 CONVENTION = LOOKED_UP | {name: kind for kind, names in OPERATIONS.items() for name in names}
 
 
