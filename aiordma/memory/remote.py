@@ -15,7 +15,7 @@ import struct
 from dataclasses import dataclass
 from typing import Self
 
-from aiordma.arguments import fitting, whole
+from aiordma.arguments import bytes_of, fitting, whole
 from aiordma.errors import errno_error
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
@@ -103,7 +103,7 @@ class RemoteRegion:
             ValueError: The bytes are no region, or come from a later version.
             TypeError: `data` is not bytes-like.
         """
-        with memoryview(data) as view:
+        with bytes_of("data", data) as view:
             if view.nbytes != _LAYOUT.size:
                 msg = f"a remote region travels as {_LAYOUT.size} bytes, not {view.nbytes}"
                 raise ValueError(msg)

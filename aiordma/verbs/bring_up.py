@@ -313,6 +313,7 @@ class BringUp:
             The address of the peer.
 
         Raises:
+            TypeError: Not a reader and a writer; nothing was sent.
             ProtocolError: The other end says something else.
             ConnectTimeoutError: It takes longer.
             ConnectionResetError: The other end has closed the stream.
@@ -321,6 +322,10 @@ class BringUp:
         Cancellation: as `connect`.
         """
         check_seconds("timeout", timeout, none=False)
+        for name, stream, call in (("reader", reader, "readexactly"), ("writer", writer, "drain")):
+            if not callable(getattr(stream, call, None)):
+                msg = f"{name} has to be one of asyncio's streams, not a {type(stream).__name__}"
+                raise TypeError(msg)
         limit = asyncio.timeout(timeout)
         try:
             async with limit:

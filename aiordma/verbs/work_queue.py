@@ -36,6 +36,7 @@ from aiordma.errors import (
 )
 from aiordma.loop.credits import Credits
 from aiordma.verbs.cq import CompletionQueue
+from aiordma.verbs.enums import QPState
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.wc import Countable, WCRecord, WorkCompletion, flush_record, record_error
 from aiordma.verbs.wr import Built, Planned, RecvWR, SendWR, Transfer
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from aiordma.verbs.qp import QueuePair
 
 __all__ = ["Posted", "WorkQueue"]
+
+_UNCONNECTED = frozenset({QPState.RESET, QPState.INIT, QPState.RTR})
 
 
 class Posted(Countable):
@@ -241,9 +244,14 @@ class WorkQueue:
         The list may have been queued all the same: so nothing is taken back; the queue pair goes to
         the error state and the memory stays until its destruction.
         """
+        detail = ""
         with contextlib.suppress(OSError):
+            if verb == "ibv_post_send" and (state := self.qp.state) in _UNCONNECTED:
+                # Software iWARP says EPERM, as if a right were missing.
+                code = errno.EINVAL
+                detail = f"(the queue pair is in {state.name}: connect it before it sends)"
             self.qp.to_error()
-        return os_error(code, verb)
+        return os_error(code, verb, detail=detail)
 
     # Entering
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import struct
 import threading
 from typing import Any
@@ -158,6 +159,15 @@ async def test_a_step_out_of_order_is_refused() -> None:
             BringUp(end.qp, BringUpConfig(port_num=9))
 
 
+async def test_a_send_before_the_connection() -> None:
+    async with hand_made(2) as ends:
+        ends[1].bring_up()
+        for end, state in zip(ends, ("RESET", "INIT"), strict=True):
+            with pytest.raises(OSError, match=f"in {state}: connect it before it sends") as caught:
+                await end.qp.send(end.region(bytearray(TEXT)))
+            assert caught.value.errno == errno.EINVAL
+
+
 # Conversations
 
 
@@ -242,6 +252,16 @@ async def test_a_stranger_at_the_other_end(words: bytes) -> None:
         with pytest.raises(ProtocolError, match="not the address of a queue pair"):
             await end.bring_up().exchange(*here)
         assert end.qp.state == QPState.INIT
+
+
+async def test_streams_that_are_none() -> None:
+    async with hand_made(1) as (end,), tcp_pair() as (here, there):
+        up = end.bring_up()
+        for pair, name in (((None, None), "reader"), (here[::-1], "reader"), ((here[0], 5), "wri")):
+            with pytest.raises(TypeError, match=f"{name}.* has to be one of asyncio's streams"):
+                await up.exchange(*pair)
+        here[1].write_eof()
+        assert await there[0].read() == b""  # nothing was sent
 
 
 async def test_the_other_end_leaves_or_says_nothing() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from aiordma import NotSupportedError
@@ -17,6 +19,14 @@ async def test_the_error_says_which_way_leads_there() -> None:
         with pytest.raises(NotSupportedError, match="ConnectionId"):
             BringUp(end.qp)
         assert end.qp.state == before
+
+
+async def test_a_send_before_the_connection() -> None:
+    """Software iWARP says EPERM, as if the program had not the right."""
+    async with hand_made(1) as (end,):
+        with pytest.raises(OSError, match="connect it before it sends") as caught:
+            await end.qp.send(end.region(bytearray(b"early")))
+        assert caught.value.errno == errno.EINVAL
 
 
 async def test_nor_has_it_extended_completion_queues() -> None:

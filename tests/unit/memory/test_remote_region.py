@@ -6,6 +6,7 @@ import copy
 import errno
 import pickle
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -61,6 +62,12 @@ def test_parsing_is_total(data: bytes) -> None:
     except ValueError:
         return
     assert region.to_bytes() == data
+
+
+@pytest.mark.parametrize("data", ["text", None, 24])
+def test_what_is_no_bytes_is_refused_by_its_name(data: Any) -> None:
+    with pytest.raises(TypeError, match="data "):
+        RemoteRegion.from_bytes(data)
 
 
 @given(regions(), st.integers(0, SIZE * 8 - 1))
