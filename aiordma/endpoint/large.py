@@ -582,6 +582,7 @@ class Fetcher:
             return None
         if link.closed or not self._is_wanted(fetch):
             region.close()
+            await self._revoked(region)
             return None
         link.buffers.pin(region)
         fetch.region = region

@@ -13,6 +13,7 @@ Theory of operation
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
@@ -62,6 +63,7 @@ _SOLICITED = int(SendFlags.SOLICITED)
 # The rights that a peer can have; numbers, because flags of an enumeration take longer.
 _RIGHTS = (int(Access.REMOTE_READ), int(Access.REMOTE_WRITE), int(Access.REMOTE_ATOMIC))
 _LANDS = Access.LOCAL_WRITE | Access.REMOTE_WRITE
+_DEREGISTER_S = 5.0
 
 
 def lent(view: memoryview) -> memoryview | Loan:
@@ -359,6 +361,8 @@ class Link(AdapterSide):
         )
         if self.closed:
             region.close()
+            with contextlib.suppress(OSError):  # and so TimeoutError; the buffer is free before
+                await region.wait_closed(_DEREGISTER_S)
             raise closed_error()
         return region
 

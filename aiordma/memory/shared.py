@@ -103,7 +103,8 @@ class Memory:
       rights `trusted`, until the memory is closed, by any connection to it.  The end of a lease
       takes nothing from the peer.  A peer that may write there may also read.
     - With any adapter, a peer that guesses keys reaches more memory of the connections, as far as
-      their own peers may: buffers that they expose, and large messages on their way to a peer; on
+      their own peers may: buffers that they expose, large messages on their way to a peer, and
+      copies of up to 256 KiB, which stay readable until the next message takes their buffer; on
       iWARP also those that arrive.
 
     Args:

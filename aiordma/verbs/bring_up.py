@@ -7,7 +7,8 @@ Theory of operation
     serves: so an address carries what this end can do, and each end takes the lower.
 
     The kernel looks for the neighbor within the change to RTR, and waits for it.  So that change is
-    made by a thread.
+    made by a thread, which goes on when its caller is canceled or waits no longer.  Until it has
+    ended the queue pair cannot be RESET: it would be connected to a peer that was given up.
 
     No event tells that the peer is gone: a receive would wait for ever.  The channel of the program
     is what tells, and `QueuePair.to_error` ends the requests.
@@ -186,6 +187,44 @@ class BringUpConfig:
 _DEFAULT = BringUpConfig()
 
 
+class _Move:
+    """A change of the state that a thread makes, if its caller still waits when the thread begins.
+
+    Attributes:
+        under_way: Whether the thread makes it, or may begin to.
+    """
+
+    __slots__ = ("_attr", "_begun", "_ended", "_left", "_mask")
+
+    def __init__(self, changes: QPChanges) -> None:
+        self._attr, self._mask = to_c(changes)
+        self._begun = self._left = self._ended = False
+
+    @property
+    def under_way(self) -> bool:
+        # If the thread begins in this moment, it sees that the caller has left, and does nothing.
+        return not (self._ended or (self._left and not self._begun))
+
+    def make(self, qp: QueuePair) -> None:
+        """Make it; in the thread."""
+        self._begun = True
+        try:
+            if not self._left:
+                qp._retain()  # the C object outlives the call, whatever happens to its caller
+                try:
+                    qp._modify(self._attr, self._mask)
+                finally:
+                    qp._let_go()
+        finally:
+            self._ended = True
+
+    def leave(self, qp: QueuePair) -> None:
+        """The caller waits no more; a thread that has begun goes on."""
+        self._left = True
+        if not self.under_way:
+            qp._moving = None
+
+
 class BringUp:
     """A queue pair on its way to a peer that the program knows by itself.
 
@@ -263,32 +302,29 @@ class BringUp:
             TypeError: Not a `QPAddress`, or none for RC and UC.
             ValueError: An address for datagrams.
             ConnectTimeoutError: The neighbor did not answer in time.
+            ResourceBusyError: The kernel is still busy with another call, which may have ended.
             OSError: The device refused (EINVAL), or no way leads to the peer.
 
         Cancellation, and every error: the queue pair stays on its way; close it, or start again
-        with `qp.modify(qp_state=QPState.RESET)`.
+        with `qp.modify(qp_state=QPState.RESET)`, which raises ResourceBusyError for as long as the
+        kernel looks for the neighbor.
         """
         check_seconds("timeout", timeout, zero=True, none=False)
         to_receive, to_send = self._changes(peer)
-        attr, mask = to_c(to_receive)
         qp = self.qp
-
-        def run() -> None:
-            qp._retain()  # the C object outlives the call, whatever happens to its caller
-            try:
-                qp._modify(attr, mask)
-            finally:
-                qp._let_go()
-
+        qp._refuse_while_moving()
+        move = qp._moving = _Move(to_receive)
         limit = asyncio.timeout(timeout)
         try:
             async with limit:
-                await call_blocking(run, undo=lambda _: None, pool=connecting)
+                await call_blocking(lambda: move.make(qp), undo=lambda _: None, pool=connecting)
         except TimeoutError as exc:
             if isinstance(exc, ConnectTimeoutError) or not limit.expired():
                 raise
             msg = f"no answer from the neighbor of queue pair {qp.num} within {timeout} s"
             raise ConnectTimeoutError(errno.ETIMEDOUT, msg) from exc
+        finally:
+            move.leave(qp)
         qp.modify(**to_send)
 
     async def exchange(
@@ -319,7 +355,7 @@ class BringUp:
             ConnectionResetError: The other end has closed the stream.
             OSError: As `connect` raises it.
 
-        Cancellation: as `connect`.
+        Cancellation, and every error: as `connect`; the queue pair may be connected to the peer.
         """
         check_seconds("timeout", timeout, none=False)
         for name, stream, call in (("reader", reader, "readexactly"), ("writer", writer, "drain")):

@@ -19,7 +19,7 @@ import errno
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, Protocol, Unpack
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno
@@ -85,6 +85,14 @@ def _give_up(queues: Sequence[WorkQueue]) -> None:
         queue.give_up()
 
 
+class Moving(Protocol):
+    """A change of the state that a thread makes."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether it may still change the state."""
+
+
 class QueuePair(Resource):
     """A queue pair (`ibv_create_qp(3)`).
 
@@ -110,8 +118,8 @@ class QueuePair(Resource):
 
     __slots__ = (
         "_cqs", "_expected", "_first_failure", "_groups", "_in_error", "_init", "_last_receive",
-        "_on_first_failure", "_posted_in_c", "_queues", "_read_depth", "_rules", "limits", "num",
-        "pd",
+        "_moving", "_on_first_failure", "_posted_in_c", "_queues", "_read_depth", "_rules",
+        "limits", "num", "pd",
     )  # fmt: skip
 
     num: int
@@ -135,6 +143,7 @@ class QueuePair(Resource):
         token = next_token()
         self.pd: ProtectionDomain = pd
         self._init = attr
+        self._moving: Moving | None = None  # a change of its state that a thread makes
         self._cqs = send_cq, recv_cq
         # Reserve the depths before the queue pair exists: refusing costs nothing then.
         self._promise()
@@ -678,7 +687,8 @@ class QueuePair(Resource):
         Raises:
             ValueError: An unknown name, a value out of range, or another mask.
             TypeError: A value of another kind.
-            ResourceBusyError: RESET, while requests are under way.
+            ResourceBusyError: RESET, while requests are under way, or a thread still makes the
+                change of `BringUp.connect`.
             NotSupportedError: An alternate path, other than on InfiniBand.
             OSError: The transition is not allowed (EINVAL), or the neighbor does not answer
                 (ETIMEDOUT, EHOSTUNREACH).
@@ -710,11 +720,21 @@ class QueuePair(Resource):
             raise os_error(errno.EOPNOTSUPP, "ibv_modify_qp", detail=detail)
 
     def _refuse_reset(self) -> None:
+        self._refuse_while_moving()
         under_way = sum(queue.unanswered for queue in self._queues or ())
         if under_way:
             msg = (
                 f"{under_way} requests are under way, which RESET would lose: move the queue pair "
                 "to ERR first, and await their completions"
+            )
+            raise ResourceBusyError(errno.EBUSY, msg)
+
+    def _refuse_while_moving(self) -> None:
+        # A late change would connect a queue pair that began anew to the peer that was given up.
+        if self._moving is not None and self._moving.under_way:
+            msg = (
+                "the kernel still looks for the neighbor, for a `BringUp.connect` that goes on or "
+                "was given up: try again when that has ended, or close the queue pair"
             )
             raise ResourceBusyError(errno.EBUSY, msg)
 

@@ -38,6 +38,8 @@ from aiordma.verbs import (
     SendWR,
 )
 from tests.device.bringing_up import connected, hand_made, tcp_pair
+from tests.device.oracle import until
+from tests.inside.verbs import moves
 from tests.native_ends import begun
 
 TEXT = b"by hand"
@@ -349,6 +351,61 @@ async def test_a_slow_neighbor_is_waited_for_no_longer(
             with pytest.raises(ConnectTimeoutError, match="no answer from the neighbor"):
                 await task
         slow.answer.set()
+
+
+@pytest.mark.parametrize("how", ["time limit", "canceled"])
+async def test_a_peer_that_was_given_up_gets_no_queue_pair_that_began_anew(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Its neighbor answers late: the queue pair would be connected to it, and it could write."""
+    async with hand_made(3) as (one, late, right):
+        first, given_up = one.bring_up(), late.bring_up()
+        slow = SlowNeighbor(monkeypatch)
+        limit = 0.05 if how == "time limit" else 30
+        task = await begun(first.connect(given_up.address, timeout=limit))
+        await slow.asked.wait()
+        if how == "canceled":
+            task.cancel()
+        with pytest.raises((ConnectTimeoutError, asyncio.CancelledError)):
+            await task
+        for _ in range(2):
+            with pytest.raises(ResourceBusyError, match="still looks for the neighbor"):
+                one.qp.modify(qp_state=QPState.RESET)
+            with pytest.raises(ResourceBusyError, match="still looks for the neighbor"):
+                await first.connect(given_up.address)
+        slow.answer.set()
+        await until(lambda: one.qp.state is QPState.RTR)
+        await until(lambda: not moves(one.qp))
+        one.qp.modify(qp_state=QPState.RESET)
+        again, peer = one.bring_up(), right.bring_up()
+        await again.connect(peer.address)
+        assert one.qp.query().dest_qp_num == right.qp.num
+
+
+async def test_what_no_thread_has_begun_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that is canceled while it stands in line changes nothing any more."""
+    count = 20  # more than there are threads
+    async with hand_made(count + 1) as (right, *ends):
+        ups, peer = [end.bring_up() for end in ends], right.bring_up()
+        slow = SlowNeighbor(monkeypatch)
+        tasks = [asyncio.create_task(up.connect(peer.address, timeout=30)) for up in ups]
+        await slow.asked.wait()
+        tasks[-1].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[-1]
+        ends[-1].qp.modify(qp_state=QPState.RESET)
+        slow.answer.set()
+        await asyncio.gather(*tasks[:-1])
+        assert ends[-1].qp.state is QPState.RESET
+
+
+async def test_two_tasks_connect_the_same_queue_pair() -> None:
+    async with hand_made() as (one, other):
+        first, second = one.bring_up(), other.bring_up()
+        calls = (first.connect(second.address) for _ in range(3))
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(it) for it in results] == [type(None), ResourceBusyError, ResourceBusyError]
+        assert one.qp.state is QPState.RTS
 
 
 # Ends

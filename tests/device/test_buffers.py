@@ -145,6 +145,7 @@ async def test_one_sided(pair: Pair, make: Any) -> None:
         await client.write(remote, region)
         await client.read(remote, region)
         region.close()
+        await region.wait_closed()  # a thread may deregister it: the memory is exported until then
     assert theirs_now() == data
     del theirs, theirs_now, ours, ours_now
 

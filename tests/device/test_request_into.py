@@ -16,9 +16,10 @@ import pytest
 
 import aiordma
 from aiordma import ConnectionConfig
+from aiordma.loop.workers import call_blocking
 from aiordma.memory import large_memory
 from aiordma.requests.wire import ANSWER_BODY, Kind, error_frame, frame
-from aiordma.verbs import Access
+from aiordma.verbs import Access, MemoryRegion
 from tests.device.meeting import Pair
 from tests.device.oracle import until
 from tests.device.request_server import answer_to, handler, question
@@ -298,6 +299,33 @@ async def test_an_end_in_the_middle(
         (result,) = await asyncio.gather(calling, return_exceptions=True)
         if result != len(buffer):  # an end in good order may wait for it
             assert isinstance(result, aiordma.ConnectionLostError | aiordma.ResourceClosedError)
+        buffer.append(0)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+async def test_an_end_while_the_buffer_is_registered(
+    address: str, monkeypatch: pytest.MonkeyPatch, side: int, *, is_siw: bool
+) -> None:
+    """The call does not end before the buffer is free, which takes a thread some time."""
+    async with asking(address) as ends:
+        client = ends[0]
+        buffer = bytearray(3 * MIB)
+        real = call_blocking
+
+        async def ends_meanwhile(*args: Any, **options: Any) -> Any:
+            region = await real(*args, **options)
+            if isinstance(region, MemoryRegion) and not region.access & Access.REMOTE_READ:
+                ends[side].abort()
+                await until(lambda: link_of(client).closed, LIMIT_S)
+            return region
+
+        monkeypatch.setattr("aiordma.endpoint.link.call_blocking", ends_meanwhile)
+        if is_siw:  # the answer is read into memory of the library: the buffer is not registered
+            await client.request(question(3, len(buffer), 0, 0), into=buffer)
+            assert not link_of(client).closed
+        else:
+            with pytest.raises((aiordma.ConnectionLostError, aiordma.ResourceClosedError)):
+                await client.request(question(3, len(buffer), 0, 0), into=buffer)
         buffer.append(0)
 
 

@@ -329,3 +329,8 @@ def kept_by(region: MemoryRegion) -> object:
     """The object whose memory a region has registered."""
     keep: object = region._keep
     return keep
+
+
+def moves(qp: QueuePair) -> bool:
+    """Whether a thread makes a change of its state."""
+    return qp._moving is not None and qp._moving.under_way
