@@ -207,19 +207,19 @@ async def test_a_peer_that_takes_nothing(scene: Scene) -> None:
         peer.close()
 
 
-async def test_a_peer_that_listens_to_nothing(scene: Scene, is_siw: bool) -> None:
+async def test_a_peer_that_listens_to_nothing(scene: Scene) -> None:
     """It has no receives, so that not even the first word about buffers arrives."""
     peer = await scene.stranger(receives=0)
     try:
         victim = await scene.introduce(peer)
         victim.transport.write(b"can you hear me?")
-        # iWARP has no retries: the first word ends the connection, perhaps before this is written.
+        # The first word may have ended the connection before this is written: at once on iWARP,
+        # which has no retries, and after the retries, some milliseconds, on a busy machine.
         broken = victim.transport.is_closing()
         start = monotonic()
         victim.transport.close()
         exc = await victim.end()
         if broken:
-            assert is_siw
             assert isinstance(exc, ConnectionLostError)
         else:
             # As with TCP: what becomes of bytes that have been handed over, close() does not tell.
