@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -12,7 +13,7 @@ import pytest
 
 import aiordma
 from aiordma.verbs.comp_channel import CompletionChannel
-from tests.device.oracle import adapter_objects, rdma_descriptors, settle
+from tests.device.oracle import adapter_objects, rdma_descriptors, settle, until
 
 __all__ = [
     "address", "clean", "device_is_there", "is_siw", "no_lost_events", "warm",
@@ -88,5 +89,8 @@ async def clean(request: pytest.FixtureRequest) -> AsyncIterator[None]:
     await settle()
     assert CompletionChannel.all_lost_events == lost, "only the safety poll has found them"
     assert not reports, f"errors that nobody handled: {reports}"
+    with contextlib.suppress(TimeoutError):
+        # A stream whose peer's program has ended closes by a timer, and no task waits for it.
+        await until(lambda: (rdma_descriptors(), adapter_objects()) == (descriptors, objects))
     assert rdma_descriptors() == descriptors
     assert adapter_objects() == objects
