@@ -110,7 +110,7 @@ PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 def three_ports() -> Iterator[None]:
     """The system gives away no more than three local ports."""
     before = PORTS.read_text()
-    PORTS.write_text("40000 40002")
+    PORTS.write_text("20100 20102")
     yield
     PORTS.write_text(before)
 
@@ -129,7 +129,7 @@ async def test_local_ports_end_for_each_listener_by_itself(address: str) -> None
             assert caught.value.errno == errno.EADDRNOTAVAIL
         await closed(ends)
     ports = [end.get_extra_info("sockname")[1] for end in ends[::2]]
-    assert sorted(ports[:3]) == sorted(ports[3:]) == [40000, 40001, 40002]
+    assert sorted(ports[:3]) == sorted(ports[3:]) == [20100, 20101, 20102]
 
 
 MAPPINGS = Path("/proc/sys/vm/max_map_count")
