@@ -157,10 +157,7 @@ ERRNO_HINTS: dict[tuple[str, int], str] = {
     ("rdma_bind_addr", errno.ENODEV): "no RDMA device serves the address: `rdma link`",
     ("rdma_connect", errno.EADDRINUSE): "on iWARP a socket of TCP has the local port: connect from "
     "another, or from any",
-    (
-        "rdma_listen",
-        errno.EADDRINUSE,
-    ): "another listener has this port; on iWARP it may be one of TCP",
+    ("rdma_listen", errno.EADDRINUSE): "another listener has this port, or on iWARP TCP has it",
     ("rdma_resolve_addr", errno.EADDRINUSE): "another id has the port: reuse_address for both",
     ("rdma_resolve_addr", errno.EADDRNOTAVAIL): "no interface of this host has the local address, "
     "or every local port has a connection to that address and port",

@@ -99,6 +99,7 @@ from aiordma.loop.empty import EMPTY
 from aiordma.loop.timers import Timer, call_later, now
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.byte_budget import AHEAD, HELD
+from aiordma.memory.large_memory import DEREGISTER_S
 from aiordma.memory.pool import room_of
 from aiordma.requests.place import Place
 from aiordma.verbs.context import Context
@@ -109,7 +110,6 @@ __all__ = ["Fetcher", "LargeMessages", "checks"]
 
 _T = TypeVar("_T")
 _READ_CHUNK = 1 << 20
-_DEREGISTER_S = 5.0
 # Seconds for the end of a connection whose adapter writes to memory of the program.
 _REVOKE_S = 60.0
 # The rate is an average over `_LOOKS` looks, however much time they take: if the loop is late, its
@@ -605,7 +605,7 @@ class Fetcher:
         self._link.buffers.unpin(region)
         region.close()
         with contextlib.suppress(TimeoutError):
-            await region.wait_closed(_DEREGISTER_S)
+            await region.wait_closed(DEREGISTER_S)
         return True
 
     async def _completed(self, size: int, step: Coroutine[Any, Any, _T]) -> _T:

@@ -45,6 +45,7 @@ from aiordma.logs import Log, log_of
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.byte_budget import AHEAD
 from aiordma.memory.elastic import ElasticArena
+from aiordma.memory.large_memory import DEREGISTER_S
 from aiordma.memory.shared import Memory, Sharer
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access, QPAttrMask, SendFlags
@@ -63,7 +64,6 @@ _SOLICITED = int(SendFlags.SOLICITED)
 # The rights that a peer can have; numbers, because flags of an enumeration take longer.
 _RIGHTS = (int(Access.REMOTE_READ), int(Access.REMOTE_WRITE), int(Access.REMOTE_ATOMIC))
 _LANDS = Access.LOCAL_WRITE | Access.REMOTE_WRITE
-_DEREGISTER_S = 5.0
 
 
 def lent(view: memoryview) -> memoryview | Loan:
@@ -362,7 +362,7 @@ class Link(AdapterSide):
         if self.closed:
             region.close()
             with contextlib.suppress(OSError):  # and so TimeoutError; the buffer is free before
-                await region.wait_closed(_DEREGISTER_S)
+                await region.wait_closed(DEREGISTER_S)
             raise closed_error()
         return region
 

@@ -53,7 +53,7 @@ from aiordma.loop.empty import EMPTY
 from aiordma.loop.limit import Limit
 from aiordma.loop.timers import Timer, call_later, now
 from aiordma.loop.wait_line import WaitLine
-from aiordma.memory.large_memory import Turn
+from aiordma.memory.large_memory import DEREGISTER_S, Turn
 from aiordma.memory.lent import LentPart
 from aiordma.memory.pool import room_of
 from aiordma.requests.place import COPY_STEP
@@ -65,7 +65,6 @@ __all__ = ["Exposer", "Goodbye", "Sender"]
 _log = log_of("connection")
 #: A buffer of fewer bytes among several is copied: to register it would take longer.
 _LEAST_PIECE = 1 << 16
-_DEREGISTER_S = 5.0
 
 
 class Sender:
@@ -608,7 +607,7 @@ class Exposer:
                 region.close()
         if size > INLINE_BYTES:
             # The message has arrived; a deregistration that takes long goes on without the caller.
-            with contextlib.suppress(TimeoutError), Limit(_DEREGISTER_S):
+            with contextlib.suppress(TimeoutError), Limit(DEREGISTER_S):
                 for region in own:
                     await region.wait_closed()
 

@@ -32,7 +32,6 @@ T = TypeVar("T")
 _STEP_S = 60.0  # for each step, where the program has set no limit
 # Local ports that a connect from any port tries.
 _PORTS = 16
-_PORT_TAKEN = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL})
 _warm = False
 
 
@@ -161,14 +160,13 @@ async def _from_a_free_port(attempt: Callable[[], Coroutine[object, object, T]])
     """Await `attempt()`, and again while the local port that the kernel has chosen is taken.
 
     On iWARP the id's port is a port of TCP, too.  The kernel's connection manager chooses it
-    without a look at the ports that sockets have (EADDRINUSE), and at connections to the same peer
-    that have ended a moment ago (EADDRNOTAVAIL).
+    without a look at the ports that sockets have.
     """
     for _ in range(_PORTS - 1):
         try:
             return await attempt()
         except OSError as exc:
-            if exc.errno not in _PORT_TAKEN:
+            if exc.errno != errno.EADDRINUSE:
                 raise
     return await attempt()
 

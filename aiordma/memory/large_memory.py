@@ -34,11 +34,12 @@ from aiordma.loop.wait_line import WaitLine
 from aiordma.memory.memlock import Room, memory_to_pin
 from aiordma.verbs.mr import MemoryRegion
 
-__all__ = ["LargeMemory", "Turn", "large_memory"]
+__all__ = ["DEREGISTER_S", "LargeMemory", "Turn", "large_memory"]
 
 TURN_S = 5.0
 SHORT_S = 30.0
-_DEREGISTER_S = 5.0
+#: Seconds that a call waits for the deregistration of a buffer; longer ones go on without it.
+DEREGISTER_S = 5.0
 
 
 class _Keeps(Protocol):
@@ -222,7 +223,7 @@ class LargeMemory:
         dropped = [region for pool in list(self._pools) for region in pool.drop_kept()]
         for region in dropped:
             with contextlib.suppress(OSError):  # and so TimeoutError
-                await region.wait_closed(_DEREGISTER_S)
+                await region.wait_closed(DEREGISTER_S)
         if dropped or self._frees != frees:
             return True
         if not self._regions or seconds <= 0:

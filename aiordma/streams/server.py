@@ -78,6 +78,8 @@ class RdmaServer(asyncio.AbstractServer):
         context: ssl_module.SSLContext | None,
         tls_times: dict[str, float | None],
         limits: ListenerLimits,
+        *,
+        listen: bool,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._factory = protocol_factory
@@ -101,11 +103,14 @@ class RdmaServer(asyncio.AbstractServer):
         self._place: socket.socket | None = None  # in whose place it listens
         # On iWARP a little more is pinned.
         pinned = plan_of(config, iwarp=True).pinned
+        # A port that the kernel chooses may turn out to be taken only where it is listened on.
         self._acceptor = Acceptor(
-            self, addresses, backlog, limits, pinned, contextvars.copy_context(), listen=False
+            self, addresses, backlog, limits, pinned, contextvars.copy_context(), listen=listen
         )
         self._sockets = tuple(listening_socket(each, config) for each in self.socknames)
         fork.guard_public(self)
+        if listen:
+            self._serve()
 
     @property
     def refused(self) -> int:
@@ -328,6 +333,7 @@ class RdmaServer(asyncio.AbstractServer):
 
         Raises:
             RuntimeError: The server is closed, or this is not its event loop.
+            OSError: EADDRINUSE, a socket of TCP has the port (on iWARP).
 
         Cancellation: it accepts all the same.
         """
@@ -341,9 +347,12 @@ class RdmaServer(asyncio.AbstractServer):
             msg = f"server {self!r} is closed"
             raise RuntimeError(msg)
         if not self._serving:
-            self._serving = True
-            registry.keep(self, self._loop)
+            self._serve()
             self._acceptor.listen()
+
+    def _serve(self) -> None:
+        self._serving = True
+        registry.keep(self, self._loop)
 
     async def serve_forever(self) -> None:
         """Accept connections until it is canceled, or the server closed.
@@ -568,15 +577,10 @@ async def create_server(
     addresses = await require_device(addresses, config.connect_timeout_s)
     await wait_for_port(addresses, config.connect_timeout_s)
     server = RdmaServer(
-        addresses, protocol_factory, backlog, config, ssl, times, limits or DEFAULT_LIMITS
-    )
+        addresses, protocol_factory, backlog, config, ssl, times, limits or DEFAULT_LIMITS,
+        listen=start_serving,
+    )  # fmt: skip
     server._place = sock
-    if start_serving:
-        try:
-            server._listen()
-        except BaseException:
-            server.close()
-            raise
     return server
 
 

@@ -19,7 +19,6 @@ struct count {
 };
 
 static struct count programs, kernel;
-static FILE *output;
 
 static void marked(unsigned int cpu, void *data)
 {
@@ -57,15 +56,4 @@ static void translated(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
                                          count);
         call_if_mark(insn, marked);
     }
-}
-
-EXPORTED int qemu_plugin_install(qemu_plugin_id_t id, const struct qemu_info *info, int count,
-                                 char **words)
-{
-    (void)info;
-    output = output_of(count, words);
-    if (output == NULL)
-        return 1;
-    qemu_plugin_register_vcpu_tb_trans_cb(id, translated);
-    return 0;
 }

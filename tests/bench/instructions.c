@@ -30,7 +30,6 @@ static size_t used;
 /* Where the counter of an address is: its number plus 1, or 0. */
 static uint32_t *table;
 static size_t table_size;
-static FILE *output;
 
 static void fail(const char *what)
 {
@@ -126,15 +125,4 @@ static void translated(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
                                                    &counter->count, 1);
         call_if_mark(insn, marked);
     }
-}
-
-EXPORTED int qemu_plugin_install(qemu_plugin_id_t id, const struct qemu_info *info, int count,
-                                 char **words)
-{
-    (void)info;
-    output = output_of(count, words);
-    if (output == NULL)
-        return 1;
-    qemu_plugin_register_vcpu_tb_trans_cb(id, translated);
-    return 0;
 }

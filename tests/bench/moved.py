@@ -69,7 +69,7 @@ class Moved:
 
     @property
     def faults(self) -> Iterator[str]:
-        """What is not as it is to be, a line each."""
+        """A line for each count that is out of its limits."""
         for name, value, (least, most) in (
             ("loaded", self.loaded, self.way.loaded),
             ("stored", self.stored, self.way.stored),
@@ -118,6 +118,7 @@ def measure() -> list[Moved]:
         ValueError: It was not counted.
     """
     machine.compile_programs(("marks", "accesses"))
+    COUNTS.unlink(missing_ok=True)  # the counts of an earlier run are no counts of this one
     plan = COUNTS.with_suffix(".plan.json")
     plan.write_text(json.dumps([_job(way).plan() | {"number": 0} for way in WAYS]))
     plugin = f"-plugin {shlex.quote(f'file={ACCESSES},out={COUNTS}')}"

@@ -54,6 +54,11 @@ bool qemu_plugin_mem_is_store(qemu_plugin_meminfo_t info);
 
 EXPORTED int qemu_plugin_version = 1;
 
+/* The file of the plugin's argument out=FILE. */
+static FILE *output;
+/* Of each plugin: called with each block of instructions that QEMU translates. */
+static void translated(qemu_plugin_id_t id, struct qemu_plugin_tb *tb);
+
 /* Calls `marked`, with the kind of the mark as its data, whenever the guest executes `insn`, if that
  * is a mark. */
 static inline void call_if_mark(struct qemu_plugin_insn *insn,
@@ -70,17 +75,20 @@ static inline void call_if_mark(struct qemu_plugin_insn *insn,
         qemu_plugin_register_vcpu_insn_exec_cb(insn, marked, QEMU_PLUGIN_CB_NO_REGS, (void *)kind);
 }
 
-/* The file of the argument out=FILE; NULL, and a line on the standard error, without one. */
-static inline FILE *output_of(int count, char **words)
+EXPORTED int qemu_plugin_install(qemu_plugin_id_t id, const struct qemu_info *info, int count,
+                                 char **words)
 {
+    (void)info;
     static const char name[] = "out=";
-    FILE *output = NULL;
     for (int i = 0; i < count; i++)
         if (strncmp(words[i], name, strlen(name)) == 0)
             output = fopen(words[i] + strlen(name), "wb");
-    if (output == NULL)
+    if (output == NULL) {
         perror("plugin: out=FILE");
-    return output;
+        return 1;
+    }
+    qemu_plugin_register_vcpu_tb_trans_cb(id, translated);
+    return 0;
 }
 
 #endif

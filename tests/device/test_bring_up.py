@@ -313,6 +313,17 @@ class SlowNeighbor:
         patch.setattr(lib, "ibv_modify_qp", modify)
 
 
+async def given_up(
+    up: BringUp, peer: QPAddress, slow: SlowNeighbor, how: str
+) -> asyncio.Task[None]:
+    """A connect that waits for the neighbor, and for no longer than 0.05 s with a time limit."""
+    task = await begun(up.connect(peer, timeout=0.05 if how == "time limit" else 30))
+    await slow.asked.wait()
+    if how == "canceled":
+        task.cancel()
+    return task
+
+
 async def test_a_slow_neighbor_keeps_a_thread_waiting_and_not_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -335,16 +346,13 @@ async def test_a_slow_neighbor_is_waited_for_no_longer(
     async with hand_made() as (one, other):
         first, second = one.bring_up(), other.bring_up()
         slow = SlowNeighbor(monkeypatch)
-        limit = 0.05 if how == "time limit" else 30
-        task = await begun(first.connect(second.address, timeout=limit))
-        await slow.asked.wait()
+        task = await given_up(first, second.address, slow, how)
         if how == "closed":
             one.qp.close()
             slow.answer.set()
             with pytest.raises(ResourceClosedError):
                 await task
         elif how == "canceled":
-            task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
         else:
@@ -359,20 +367,16 @@ async def test_a_peer_that_was_given_up_gets_no_queue_pair_that_began_anew(
 ) -> None:
     """Its neighbor answers late: the queue pair would be connected to it, and it could write."""
     async with hand_made(3) as (one, late, right):
-        first, given_up = one.bring_up(), late.bring_up()
+        first, left = one.bring_up(), late.bring_up()
         slow = SlowNeighbor(monkeypatch)
-        limit = 0.05 if how == "time limit" else 30
-        task = await begun(first.connect(given_up.address, timeout=limit))
-        await slow.asked.wait()
-        if how == "canceled":
-            task.cancel()
+        task = await given_up(first, left.address, slow, how)
         with pytest.raises((ConnectTimeoutError, asyncio.CancelledError)):
             await task
         for _ in range(2):
             with pytest.raises(ResourceBusyError, match="still looks for the neighbor"):
                 one.qp.modify(qp_state=QPState.RESET)
             with pytest.raises(ResourceBusyError, match="still looks for the neighbor"):
-                await first.connect(given_up.address)
+                await first.connect(left.address)
         slow.answer.set()
         await until(lambda: one.qp.state is QPState.RTR)
         await until(lambda: not moves(one.qp))
