@@ -40,6 +40,8 @@ qemu   | cmd:busybox                                        | busybox-static
 release | cmd:debootstrap                                    | debootstrap
 release | cmd:readelf                                        | binutils
 qemu   | cmd:zstd                                           | zstd
+qemu   | pkg:                                               | make
+qemu   | pkg:                                               | xz-utils
 '
 
 # A user's PATH may lack the folders of rdma, tc and modprobe.

@@ -60,6 +60,7 @@ class Job:
         listens: How the server listens: "rdma" or "tcp".
         rounds: How often it runs.
         endless: The server goes on when its client has ended.
+        device: The software adapter of the guest: "rxe", or "siw".
     """
 
     name: str
@@ -69,6 +70,7 @@ class Job:
     listens: str = "rdma"
     rounds: int = ROUNDS
     endless: bool = False
+    device: str = "rxe"
 
     def plan(self) -> dict[str, Any]:
         """What the guest needs to know."""

@@ -105,7 +105,7 @@ def compile_programs(names: Iterable[str] = ("one_sided", "connecting", "floors"
 
 
 def guest_lines(
-    plan: Path, stall_s: float, program: str = "guest", qemu: str = ""
+    plan: Path, stall_s: float, program: str = "guest", qemu: str = "", device: str = "rxe"
 ) -> Iterator[dict[str, Any]]:
     """Boot a guest, run the plan there, and yield what it tells.
 
@@ -114,10 +114,11 @@ def guest_lines(
         stall_s: How long it may say nothing.
         program: What does it: a module of this package.
         qemu: More words for QEMU.
+        device: The software adapter of the guest.
     """
     softroce = (sys.executable, "-m", "aiordma.testing.softroce", "--engine", "qemu", "--counted")
     inside = (sys.executable, "-m", f"tests.bench.{program}", str(plan))
-    command = (*softroce, "--timeout", "7200", "--", *inside)
+    command = (*softroce, "--device", device, "--timeout", "7200", "--", *inside)
     environment = {**os.environ, MORE: f"{os.environ.get(MORE, '')} {qemu}"}
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
@@ -148,13 +149,25 @@ def run(
     rounds: int | None = None,
     stall_s: float = STALL_S,
 ) -> None:
-    """Run all jobs and add what they found; `raw` gets every line.
+    """Run all jobs, those of each device in guests of their own; `raw` gets every line.
 
     Raises:
         subprocess.CalledProcessError: A program in C cannot be made.
     """
     compile_programs()
-    left = steps(jobs, rounds)
+    for device in dict.fromkeys(job.device for job in jobs):
+        there = [job for job in jobs if job.device == device]
+        _run_on(device, there, steps(there, rounds), measured, raw, stall_s)
+
+
+def _run_on(
+    device: str,
+    jobs: list[Job],
+    left: list[dict[str, Any]],
+    measured: Measured,
+    raw: Path,
+    stall_s: float,
+) -> None:
     by_name = {job.name: job for job in jobs}
     plan = raw.with_suffix(".plan.json")
     began = time.monotonic()
@@ -170,7 +183,7 @@ def run(
         boots += 1
         plan.write_text(json.dumps(left))
         with raw.open("a", buffering=1) as kept:  # each line at once
-            for line in guest_lines(plan, stall_s):
+            for line in guest_lines(plan, stall_s, device=device):
                 kept.write(json.dumps(line) + "\n")
                 if "versions" in line:
                     measured.versions = line["versions"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from tests.bench.goals import PYVERBS, Goal
 from tests.bench.jobs import (
@@ -45,6 +46,10 @@ DASK = {
 }
 #: The array with most rows.
 ARRAY = ("dask-array", 16 << 20)
+#: The other device, which has a row of some programs, too: software iWARP.
+IWARP = "siw"
+#: Those of Dask.
+DASK_IWARP = (("dask-message", SMALL), ARRAY)
 #: READ and WRITE, of plain_one_sided.py.
 ONE_SIDED = ("one-sided", SMALL)
 #: Memory of a READ or WRITE, and what it may take beside C.
@@ -67,13 +72,16 @@ HELD = 300
 KILLED = 100
 
 
-def name(form: str, number: int, loop: str = MAIN, over: str = "rdma") -> str:
+def name(form: str, number: int, loop: str = MAIN, over: str = "rdma", device: str = "rxe") -> str:
     """What a job is called; `over` is "rdma", "tcp", "handed", `FASTNET` or `ZMQ`."""
     words = {"rdma": "", "tcp": " TCP", "handed": " no wire", FASTNET: f" {FASTNET}", ZMQ: " pyzmq"}
-    return f"plain {form} {number} {loop}{words[over]}"
+    end = "" if device == "rxe" else f" {device}"
+    return f"plain {form} {number} {loop}{words[over]}{end}"
 
 
-def program(form: str, number: int, loop: str = MAIN, over: str = "rdma") -> Job:
+def program(
+    form: str, number: int, loop: str = MAIN, over: str = "rdma", device: str = "rxe"
+) -> Job:
     """One of the programs."""
     files = {ONE_SIDED[0]: "one_sided"} | dict.fromkeys(dict(STREAMS), "streams")
     files |= dict.fromkeys(MANY, "many") | dict.fromkeys(DEATHS, "death")
@@ -84,7 +92,8 @@ def program(form: str, number: int, loop: str = MAIN, over: str = "rdma") -> Job
         for role in ("client", "server")
     )
     listens = "rdma" if over == "rdma" else "tcp"
-    job = Job(name(form, number, loop, over), "numbers", client, server, listens)
+    called = name(form, number, loop, over, device)
+    job = Job(called, "numbers", client, server, listens, device=device)
     return replace(job, endless=over == ZMQ)
 
 
@@ -137,7 +146,11 @@ def idle() -> list[Job]:
 
 def dask() -> list[Job]:
     """Comms of distributed, which takes a while to import."""
-    return [program(*which, over=over) for which in DASK for over in ("rdma", "tcp")]
+    both = ("rdma", "tcp")
+    return [
+        *(program(*which, over=over) for which in DASK for over in both),
+        *(program(*which, over=over, device=IWARP) for which in DASK_IWARP for over in both),
+    ]
 
 
 def deaths() -> list[Job]:
@@ -367,7 +380,31 @@ def _dask() -> list[Goal]:
             f"{spent}, less that of ib_read_bw", "tcp://",
             (ours, "ns/B"), (tcp, "ns/B"), 1.0, guarded=True, less=read,
         ),
+        *_dask_iwarp(),
     ]  # fmt: skip
+
+
+def _dask_iwarp() -> list[Goal]:
+    """The same in a guest with software iWARP, which computes no checksum of a packet."""
+    message, array = (
+        (f"Dask on software iWARP, {title(number)}", [
+            name(form, number, over=over, device=IWARP) for over in ("rdma", "tcp")
+        ])
+        for form, number in DASK_IWARP
+    )  # fmt: skip
+
+    def row(which: tuple[str, list[str]], what: str, unit: str, limit: float, **more: Any) -> Goal:
+        text, (ours, tcp) = which
+        return Goal(f"{text}, {what}", "tcp://", (ours, unit), (tcp, unit), limit, **more)
+
+    spent = "array, processor time a byte"
+    both = "processes ns/B"
+    return [
+        row(message, "message, half a round trip", "us", 1.0),
+        row(array, "array, one way", "MiB/s", math.inf, better="higher"),
+        row(array, f"{spent}, with the kernel's threads", "ns/B", 1.0, guarded=True),
+        row(array, f"{spent}, both processes", both, 1.0, guarded=True),
+    ]
 
 
 def _one_sided() -> list[Goal]:

@@ -72,12 +72,6 @@ def test_no_command_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     assert "put it after --" in capfd.readouterr().err
 
 
-def test_siw_is_refused_where_the_kernel_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(qemu, "is_debian", lambda: True)
-    with pytest.raises(UsageError, match="no siw; use --engine uml"):
-        qemu.check(Options(device="siw"))
-
-
 def test_more_words_for_qemu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(qemu.MORE, "-plugin 'file=/a b/c.so,out=/d'")
     words = qemu.command_line(Path("/kernel"), (3, 4, 5, 6), Options(counted=True))

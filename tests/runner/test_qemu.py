@@ -96,3 +96,12 @@ def test_not_found(softroce: Runner) -> None:
     assert done.returncode == 127
     assert done.stdout == b""
     assert done.stderr.startswith(b"softroce: no-such-command: ")
+
+
+def test_iwarp_on_a_kernel_without_it(softroce: Runner) -> None:
+    """Its module is compiled on first use."""
+    script = f"ls /sys/class/infiniband; {rping('10.80.0.1', 5)}"
+    done = softroce(*QEMU, "--device", "siw", "--", "sh", "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout + done.stderr).count(b"ping data: rdma-ping-") == 5
+    assert done.stdout.startswith(b"siw0\n")

@@ -154,10 +154,17 @@ def _qemu(options: Options) -> Iterator[Finding]:
     qemu.check(options)
     yield _packages((*qemu.PACKAGES, qemu.PROVIDERS))
     yield _programs("emulator and tools of the guest", (qemu.PROGRAM, *_TOOLS))
-    cached = any(path.name.startswith("qemu-") for path in _entries() if path.is_dir())
-    where = f"in {cache.root()}" if cached else "not there; unpacked from packages on the first run"
-    yield Finding("kernel", where)
+    yield Finding("kernel", _kept("qemu", "unpacked from packages on the first run"))
+    if options.device == "siw":
+        # That of other distributions has it.
+        effort = "compiled on the first run if the kernel is without it"
+        yield Finding("module siw", _kept("siw", effort))
     yield _memory(options.memory or qemu.DEFAULT_MEMORY)
+
+
+def _kept(kind: str, effort: str) -> str:
+    cached = any(path.name.startswith(f"{kind}-") for path in _entries() if path.is_dir())
+    return f"in {cache.root()}" if cached else f"not there; {effort}"
 
 
 def _host(options: Options) -> Iterator[Finding]:

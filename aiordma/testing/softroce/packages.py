@@ -121,6 +121,14 @@ def candidate(package: str, apt: Sequence[str] = ()) -> str:
     return ""
 
 
+def depends(package: str) -> list[str]:
+    """Return the packages that `package` cannot be without, one level deep."""
+    done = tools.query(["apt-cache", "depends", "--important", package])
+    lines = map(str.split, done.stdout.splitlines())
+    # A virtual package is in angle brackets.
+    return [words[1] for words in lines if words[:1] == ["Depends:"] and words[1][0] != "<"]
+
+
 def newest(pattern: str, least: tuple[int, ...], log: Path) -> str:
     """Return the package with the highest number in its name.
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from . import cache, guest, network, packages
+from . import cache, guest, module_build, network, packages
 from .errors import InfrastructureError, UsageError
 from .options import Options
 from .qemu_image import has_module, image
@@ -43,20 +43,17 @@ def check(options: Options) -> None:
     _more()
     if options.counted and options.cpus not in (None, 1):
         raise UsageError("--counted needs one processor: leave out --cpus")
-    if options.device == "siw" and is_debian():
-        raise UsageError(
-            "--device siw is not possible with --engine qemu: Debian's kernel has no siw; use "
-            "--engine uml"
-        )
 
 
-def is_debian() -> bool:
-    """Return whether this system is Debian."""
-    try:
-        lines = Path("/etc/os-release").read_text().splitlines()
-    except OSError:
-        return False
-    return "ID=debian" in lines
+def _modules(folder: Path, options: Options) -> tuple[tuple[str, ...], ...]:
+    """Return the commands that load the modules of the device, where `folder` has the kernel."""
+    load = ("modprobe", "-d", str(folder), "-a", *_MODULES)
+    if options.device != "siw":
+        return (load,)
+    if has_module(folder, "siw"):
+        return ((*load, "siw"),)
+    module = module_build.siw(folder, verbose=options.verbose, install=options.install)
+    return ((*load, *module_build.needs(module)), ("insmod", str(module)))
 
 
 def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
@@ -71,18 +68,13 @@ def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
     if shutil.which(PROGRAM) is None:
         raise InfrastructureError(f"{PROGRAM} was not found (package qemu-system-x86)")
     folder = image(verbose=options.verbose)
-    modules: tuple[str, ...] = _MODULES
-    if options.device == "siw":
-        if not has_module(folder, "siw"):
-            raise UsageError("--device siw: this distribution's kernel has none; use --engine uml")
-        modules = (*modules, "siw")
     plan = network.plan(options)
     plan = replace(
         plan,
         steps=(
             # rxe asks the kernel for its checksum, and the kernel asks this.
             (network.WRITE, "kernel/modprobe", str(folder / "modprobe")),
-            ("modprobe", "-d", str(folder), "-a", *modules),
+            *_modules(folder, options),
             # systemd brings a setting by which this module would make no card.
             ("modprobe", "-d", str(folder), "dummy", "numdummies=1"),
             *plan.steps,

@@ -216,7 +216,7 @@ def test_only_what_is_between_the_markers_is_replaced() -> None:
         between(page, "y", "")
 
 
-# Guests that end too early
+# Guests of each device, and guests that end too early
 
 
 def told(*names: str) -> list[dict[str, Any]]:
@@ -232,7 +232,7 @@ def run_with(
     left = iter(guests)
     started = []
 
-    def guest_lines(plan: Path, stall_s: float) -> Iterator[dict[str, Any]]:
+    def guest_lines(plan: Path, stall_s: float, *, device: str) -> Iterator[dict[str, Any]]:
         started.append(json.loads(plan.read_text()))
         yield from next(left)
 
@@ -271,13 +271,34 @@ def test_a_guest_that_never_starts_is_a_failure(
     assert guests == machine.BOOTS
 
 
+def test_each_device_has_guests_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started = []
+
+    def guest_lines(plan: Path, stall_s: float, *, device: str) -> Iterator[dict[str, Any]]:
+        names = [step["name"] for step in json.loads(plan.read_text())]
+        started.append((device, names))
+        yield from told(*names)
+
+    monkeypatch.setattr(machine, "guest_lines", guest_lines)
+    monkeypatch.setattr(machine, "compile_programs", lambda: None)
+    measured = Measured()
+    devices = {"x": "rxe", "y": "siw", "z": "rxe"}
+    every = [
+        jobs.Job(name, "numbers", ("true",), rounds=1, device=device)
+        for name, device in devices.items()
+    ]
+    machine.run(every, measured, tmp_path / "raw.jsonl")
+    assert started == [("rxe", ["x", "z"]), ("siw", ["y"])]
+    assert len(measured.results) == 3
+
+
 def test_what_a_guest_told_is_in_the_file_before_it_tells_more(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     raw = tmp_path / "raw.jsonl"
     there = []
 
-    def guest_lines(plan: Path, stall_s: float) -> Iterator[dict[str, Any]]:
+    def guest_lines(plan: Path, stall_s: float, *, device: str) -> Iterator[dict[str, Any]]:
         for line in told("x"):
             yield line
             there.append(json.loads(raw.read_text().splitlines()[-1]) == line)
