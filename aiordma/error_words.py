@@ -90,7 +90,7 @@ CLASS_HINTS = {
     "settings of the configuration",
     "ResourceClosedError": "this program closed the object before: look for its close(), its "
     "abort(), and the end of its `with` block",
-    "ResourceBusyError": "wait for the other task, or acknowledge the events, and call again",
+    "ResourceBusyError": "wait until its other users are done, or close them, and call again",
     "DeviceNotFoundError": "`rdma link` and `aiordma devices` list the devices, `aiordma doctor` "
     "says what is missing",
     "DeviceMemoryError": "docs/buffers.md lists the parts; copy to memory of the processor instead",

@@ -25,14 +25,17 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import functools
 import inspect
+import itertools
 import logging
 import struct
+import threading
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -88,8 +91,10 @@ _SEPARATE = 1 << 63  # the frame follows the head
 _JOINED = 1 << 62  # it lies behind the frame before, in the same memory
 _OWN = 1 << 61  # it is in the head, and gets memory of its own at the receiver
 _LENGTH = _OWN - 1
-#: A buffer in the head shares its memory with so many bytes before it, as over TCP, or less.
+#: A buffer in the head shares its memory with so many bytes of other frames, or less.
 _SHARED_BYTES = 2048
+#: Largest head, and largest frame, of a peer before the handshake of distributed.
+_STRANGERS_BYTES = 1 << 20
 _HEAD = struct.Struct("<QQ")  # bytes of the head, frames
 _SINGLE = struct.Struct("<QQQ")  # the same, and the word of the only frame
 # Errors of a connect that another attempt meets again.
@@ -113,6 +118,7 @@ def _seconds(name: str, default: str) -> float:
 def _config_of(keepalive_s: float, idle_s: float, wait: str, spin_us: float) -> ConnectionConfig:
     return ConnectionConfig(
         receive_buffer_size=_AHEAD * PIECE_BYTES,  # so that all pieces under way are fetched
+        max_message_size=PIECE_BYTES,
         keepalive_s=keepalive_s,
         idle_timeout_s=idle_s,
         wait=wait,
@@ -255,8 +261,13 @@ class RdmaComm(Comm):
         self._connection = connection
         self._local_addr = local_addr
         self._peer_addr = peer_addr
-        loop = asyncio.get_running_loop()
-        self._finalizer = weakref.finalize(self, _abandon, connection, loop, repr(self))
+        self._writing = asyncio.Lock()  # a message has several pieces
+        self._written = 0  # pieces that the peer has
+        self._most_bytes: int | None = None  # of a head or frame; None: any
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        # Alive until the connection is closed, or aborted.
+        self._finalizer = weakref.finalize(self, _abandon, connection, self._loop, repr(self))
         self._finalizer.atexit = False
 
     @property
@@ -318,32 +329,37 @@ class RdmaComm(Comm):
         head = await self._gathered(size, message)
         message.release()
         words = struct.unpack_from(f"<{count}Q", head, _HEAD.size)
-        frames, offset = [], _HEAD.size + 8 * count
-        for n, word in enumerate(words):
-            length = word & _LENGTH
-            if not word & _SEPARATE:
-                frame = head[offset : offset + length]
-                if word & _OWN:  # or an array would keep the memory of all, as long as it lives
-                    shared, frame = frame, host_array(length)
-                    frame[:] = shared
-                frames.append(frame)
-                offset += length
-            elif not word & _JOINED:
-                frames += await self._receive_joined(words, n)
-        if offset != size or len(frames) != count:
+        frames: list[memoryview] = []
+        offset = _HEAD.size + 8 * count
+        joined: list[int] = []  # lengths of frames that lie in the same memory behind the head
+        for word in words:
+            length, kind = word & _LENGTH, word & (_SEPARATE | _JOINED)
+            if joined and kind != _SEPARATE | _JOINED:
+                frames += await self._receive_joined(joined)
+                joined = []
+            if kind & _SEPARATE:
+                if not length or (kind & _JOINED and not joined):
+                    msg = "a frame behind the head is empty, or joined to none"
+                    raise ValueError(msg)
+                joined.append(length)
+                continue
+            frame = head[offset : offset + length]
+            if word & _OWN:  # or an array would keep the memory of all, as long as it lives
+                shared, frame = frame, host_array(length)
+                frame[:] = shared
+            frames.append(frame)
+            offset += length
+        if joined:
+            frames += await self._receive_joined(joined)
+        if offset != size:
             msg = f"a head of {size} bytes does not fit its {count} frames"
             raise ValueError(msg)
         return frames
 
-    async def _receive_joined(self, words: tuple[int, ...], first: int) -> Iterator[memoryview]:
-        """A frame that follows the head, and those that lie behind it in the same memory."""
-        lengths = [words[first] & _LENGTH]
-        for word in words[first + 1 :]:
-            if not word & _JOINED:
-                break
-            lengths.append(word & _LENGTH)
+    async def _receive_joined(self, lengths: Sequence[int]) -> Iterator[memoryview]:
+        """Frames that follow the head, side by side in the same memory."""
         memory = await self._gathered(sum(lengths))
-        ends = [sum(lengths[: n + 1]) for n in range(len(lengths))]
+        ends = itertools.accumulate(lengths)
         return (memory[end - length : end] for end, length in zip(ends, lengths, strict=True))
 
     async def _gathered(self, size: int, first: memoryview | None = None) -> memoryview:
@@ -359,6 +375,9 @@ class RdmaComm(Comm):
         Raises:
             ValueError: The messages of the peer are no pieces of so many bytes.
         """
+        if self._most_bytes is not None and size > self._most_bytes:
+            msg = f"{size} bytes before the handshake"
+            raise ValueError(msg)
         memory = _FRAMES.take(size)
         filled = 0
         if first is not None:
@@ -378,7 +397,7 @@ class RdmaComm(Comm):
     async def write(self, msg: Any, serializers: Any = None, on_error: str = "message") -> int:
         """Send a message; returns when the memory of its frames may be changed again.
 
-        It waits while the peer does not read.
+        It waits while the peer does not read, and for the writes of other tasks that came before.
 
         Args:
             msg: The message.
@@ -391,7 +410,8 @@ class RdmaComm(Comm):
         Raises:
             CommClosedError: The connection is over.
 
-        Cancellation: the comm is aborted, because a part of the message may have been sent.
+        Cancellation: the comm is aborted, because a part of the message may have been sent; unless
+        it waits for another write.
         """
         if self._closed:
             raise CommClosedError(f"in {self}: closed by this side")
@@ -407,14 +427,15 @@ class RdmaComm(Comm):
             },
             frame_split_size=self.max_shard_size,
         )
-        try:
-            return await self._send(frames)
-        except (RdmaError, OSError) as exc:
-            self.abort()
-            _raise_closed(self, exc)
-        except BaseException:
-            self.abort()
-            raise
+        async with self._writing:
+            try:
+                return await self._send(frames)
+            except (RdmaError, OSError) as exc:
+                self.abort()
+                _raise_closed(self, exc)
+            except BaseException:
+                self.abort()
+                raise
 
     async def _send(self, frames: list[Any]) -> int:
         if len(frames) == 1 and (length := nbytes(frames[0])) < SEPARATE_BYTES - _SINGLE.size:
@@ -425,7 +446,8 @@ class RdmaComm(Comm):
         short: list[Any] = []
         pieces: list[memoryview] = []
         before: object = None  # the buffer of the frame before, if that follows the head
-        in_head, has_buffer = 0, False
+        in_head = 0
+        buffers: list[int] = []  # in the head, whose bytes live on at the receiver
         for frame in frames:
             length = nbytes(frame)
             buffer = frame.obj if isinstance(frame, memoryview) else frame
@@ -436,13 +458,17 @@ class RdmaComm(Comm):
                 before = buffer
             else:
                 # Bytes are what was pickled or compressed: they are gone when they are read.
-                lives_on = not isinstance(buffer, bytes)
-                own = lives_on and (has_buffer or in_head > _SHARED_BYTES)
-                words.append(length | (_OWN if own else 0))
+                if not isinstance(buffer, bytes):
+                    buffers.append(len(words))
+                words.append(length)
                 short.append(ensure_memoryview(frame))
                 before = None
                 in_head += length
-                has_buffer = has_buffer or lives_on
+        # The first may keep the head, if that is little more.
+        if buffers and in_head - words[buffers[0]] <= _SHARED_BYTES:
+            del buffers[0]
+        for n in buffers:
+            words[n] |= _OWN
         size = _HEAD.size + 8 * len(words) + sum(map(len, short))
         start = struct.pack(f"<QQ{len(words)}Q", size, len(words), *words)
         head = memoryview(b"".join((start, *short)))
@@ -459,12 +485,20 @@ class RdmaComm(Comm):
                 most = 0 if len(piece) < SEPARATE_BYTES else _AHEAD - 1
                 while len(under_way) > most:
                     await under_way.popleft()
+                    self._written += 1
                 if not most or (n == len(pieces) - 1 and not under_way):
                     await self._connection.send(piece)
+                    self._written += 1
                 else:
                     under_way.append(loop.create_task(self._connection.send(piece)))
             while under_way:
                 await under_way.popleft()
+                self._written += 1
+        except GeneratorExit:  # the coroutine is closed, and cannot wait
+            for task in under_way:
+                task.add_done_callback(_take_exception)
+            self._connection.abort()
+            raise
         except BaseException:
             self._connection.abort()  # which ends the others
             await asyncio.gather(*under_way, return_exceptions=True)
@@ -473,25 +507,52 @@ class RdmaComm(Comm):
     # End
 
     async def close(self) -> None:
-        """Close in good order: messages that were sent arrive.  Idempotent.
+        """Close in good order: messages of writes that have begun arrive.  Idempotent.
+
+        It waits for these writes as long as the peer takes their pieces.
 
         Cancellation: becomes `abort()`.
         """
-        if not self._closed:
-            self._closed = True
-            self._finalizer.detach()
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self._finish_writes()
             await self._connection.close()
+        except BaseException:
+            self._connection.abort()
+            raise
+        finally:
+            self._finalizer.detach()
+
+    async def _finish_writes(self) -> None:
+        """Wait for the writes that have begun, while they get on."""
+        written = -1
+        while written != self._written and not self._connection.is_closing():
+            written = self._written
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._connection.config.close_timeout_s):
+                    async with self._writing:
+                        return
 
     def abort(self) -> None:
-        """End the connection at once.  Idempotent."""
-        if not self._closed:
-            self._closed = True
-            self._finalizer.detach()
+        """End the connection at once.  Idempotent; in any thread, as the collector may call it."""
+        self._closed = True
+        if self._finalizer.detach() is None:
+            return
+        if threading.get_ident() == self._thread:
             self._connection.abort()
+        else:
+            from_finalizer(self._loop, self._connection.abort)
 
     def closed(self) -> bool:
         """Whether the comm is closed, or the connection is over."""
         return self._closed or self._connection.is_closing()
+
+
+def _take_exception(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 def _pieces_of(data: memoryview) -> Iterator[memoryview]:
@@ -635,8 +696,10 @@ class RdmaListener(BaseListener):
         local, address = (PREFIX + unparse_host_port(*each[:2]) for each in (own, peer))
         comm = RdmaComm(connection, local, address, self.deserialize)
         comm.allow_offload = self.allow_offload
+        comm._most_bytes = _STRANGERS_BYTES
         try:
             await self.on_connection(comm)
+            comm._most_bytes = None
         except CommClosedError:
             _log.info("Connection from %s closed before handshake completed", address)
             return

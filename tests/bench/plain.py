@@ -403,7 +403,8 @@ def _dask_iwarp() -> list[Goal]:
         row(message, "message, half a round trip", "us", 1.0),
         row(array, "array, one way", "MiB/s", math.inf, better="higher"),
         row(array, f"{spent}, with the kernel's threads", "ns/B", 1.0, guarded=True),
-        row(array, f"{spent}, both processes", both, 1.0, guarded=True),
+        # The device's threads do half of the work for our processes, and none for TCP's.
+        row(array, f"{spent}, both processes", both, math.inf, guarded=True),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import gc
 import logging
@@ -116,15 +117,18 @@ async def test_arrays_of_a_message_can_be_freed_one_by_one(address: str) -> None
 
 async def test_small_arrays_of_a_message_do_not_keep_each_other(address: str) -> None:
     """Each may live for long: the memory of all the message would stay with it."""
+    bytes_before = 3000  # pickled
     async with comms(address) as (client, server):
-        sent = [np.arange(5), np.arange(7)]
-        bytes_before = 3000  # pickled
-        message = {"text": "x" * bytes_before, "arrays": [to_serialize(each) for each in sent]}
-        received = (await passed(client, server, message))["arrays"]
-        for each, as_sent in zip(received, sent, strict=True):
-            assert np.array_equal(each, as_sent)
-            assert each.flags.writeable
-            assert owner_of(each).nbytes == each.nbytes
+        for text, sent in (
+            ("x" * bytes_before, [np.arange(5), np.arange(7)]),
+            ("", [np.arange(5), *(np.arange(2000) for _ in range(10))]),
+        ):
+            message = {"text": text, "arrays": [to_serialize(each) for each in sent]}
+            received = (await passed(client, server, message))["arrays"]
+            for each, as_sent in zip(received, sent, strict=True):
+                assert np.array_equal(each, as_sent)
+                assert each.flags.writeable
+                assert owner_of(each).nbytes == each.nbytes
 
 
 async def test_the_memory_of_a_dead_array_serves_the_next(address: str) -> None:
@@ -210,6 +214,44 @@ async def test_many_short_frames(address: str) -> None:
     async with comms(address) as (client, server):
         received = await passed(client, server, [to_serialize(array) for array in arrays])
         assert all(np.array_equal(a, b) for a, b in zip(arrays, received, strict=True))
+
+
+async def test_writes_of_two_tasks_arrive_one_after_the_other(address: str) -> None:
+    """As a `rpc` of distributed that is left says so in a comm in which a call is under way."""
+    large = {"x": to_serialize(np.full(6 << 20, 7, "u1"))}
+    async with comms(address) as (client, server):
+        writing = [asyncio.ensure_future(client.write(each)) for each in (large, large, {"n": 1})]
+        messages = [await server.read() for _ in writing]
+        await asyncio.gather(*writing)
+        # Large frames are made in a thread, and the short message may pass them there.
+        assert sorted(len(message.get("x", ())) for message in messages) == [0, 6 << 20, 6 << 20]
+        assert all(set(message["x"].tolist()) == {7} for message in messages if "x" in message)
+        assert {"n": 1} in messages
+
+
+async def test_a_write_that_waits_for_another_can_be_canceled(address: str) -> None:
+    async with comms(address) as (client, server):
+        first = asyncio.ensure_future(client.write({"x": to_serialize(np.ones(64 << 20, "u1"))}))
+        await until(lambda: connection_of(client).stats.messages_sent > 1)
+        second = asyncio.ensure_future(client.write({"n": 1}))
+        await asyncio.sleep(0)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        assert (await server.read())["x"].sum() == 64 << 20
+        await first
+        assert await passed(client, server, {"n": 2}) == {"n": 2}
+
+
+async def test_many_frames_side_by_side(address: str) -> None:
+    """They take time that is linear in their number."""
+    count = 200_000
+    words = [1 << 63 | 1, *(1 << 63 | 1 << 62 | 1 for _ in range(count - 1))]
+    head = struct.pack(f"<QQ{count}Q", 16 + 8 * count, count, *words)
+    async with comms(address, deserialize=False) as (client, server):
+        await connection_of(client).send(head)
+        await connection_of(client).send(bytes(count))
+        assert await server.read() == 0  # the first frame, as MessagePack reads it
 
 
 async def test_frames_are_passed_on_without_being_decoded(address: str) -> None:
@@ -469,6 +511,71 @@ async def test_a_write_under_way_ends_with_the_peer(address: str) -> None:
         assert client.closed()
 
 
+async def test_a_close_waits_for_the_write_under_way(address: str) -> None:
+    large = {"x": to_serialize(np.ones(64 << 20, "u1"))}
+    async with comms(address) as (client, server):
+        writing = asyncio.ensure_future(client.write(large))
+        await until(lambda: connection_of(client).stats.messages_sent > 1)
+        closing = asyncio.ensure_future(client.close())
+        await asyncio.sleep(0)
+        with pytest.raises(CommClosedError, match="closed by this side"):
+            await client.write({"n": 1})
+        assert (await server.read())["x"].sum() == 64 << 20
+        await asyncio.gather(writing, closing)
+        with pytest.raises(CommClosedError, match="ConnectionEndedError"):
+            await server.read()
+
+
+@pytest.mark.parametrize("end", ["time", "cancel", "abort"])
+async def test_a_close_waits_no_longer_for_a_peer_that_takes_nothing(
+    address: str, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    async with comms(address) as (client, _):
+        if end == "time":
+            config = dataclasses.replace(connection_of(client).config, close_timeout_s=0.3)
+            monkeypatch.setattr(connection_of(client), "config", config)
+        writing = asyncio.ensure_future(client.write({"x": to_serialize(np.ones(64 << 20, "u1"))}))
+        await until(lambda: connection_of(client).stats.messages_sent > 1)
+        closing = asyncio.ensure_future(client.close())
+        await asyncio.sleep(0)
+        assert not closing.done()
+        if end == "cancel":
+            closing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await closing
+        elif end == "abort":
+            client.abort()
+            await closing
+        else:
+            await closing
+        with pytest.raises(CommClosedError):
+            await writing
+
+
+async def test_a_comm_is_aborted_in_any_thread(address: str) -> None:
+    """The collector runs in any, and a `rpc` of distributed aborts its comms in `__del__`."""
+    async with comms(address) as (client, server):
+        await asyncio.to_thread(client.abort)
+        assert client.closed()
+        with pytest.raises(CommClosedError, match="aborted"):
+            await server.read()
+
+
+async def test_the_coroutine_of_a_write_is_closed(address: str) -> None:
+    """As a task whose loop has ended does; the coroutine cannot wait then."""
+    async with comms(address) as (client, server):
+        write = client.write({"x": to_serialize(np.ones(64 << 20, "u1"))})
+        while connection_of(client).stats.messages_sent < 2:
+            waits = write.send(None)
+            if waits is not None:  # for its frames, which are made in a thread
+                waits._asyncio_future_blocking = False
+                await asyncio.wait([waits], timeout=1)
+        write.close()
+        assert client.closed()
+        with pytest.raises(CommClosedError):
+            await server.read()
+
+
 async def test_canceled_calls_abort_the_comm(address: str) -> None:
     large = {"x": to_serialize(np.zeros(64 << 20, "u1"))}
     for call in ("read", "write"):
@@ -568,6 +675,8 @@ GARBAGE = {
     "a frame behind nothing": [struct.pack("<QQQQ", 32, 2, 1 << 62 | 5, 1 << 62 | 5)],
     "a piece too many": [struct.pack("<QQQQ", 32, 2, 1 << 63 | 5, 0), bytes(6)],
     "an empty piece": [struct.pack("<QQQQ", 32, 2, 1 << 63 | 5, 0), b""],
+    "a large head": [struct.pack("<QQ", 2 << 20, 0)],
+    "a large frame": [struct.pack("<QQQ", 24, 1, 1 << 63 | 2 << 20)],
     "more memory than there is": [struct.pack("<QQQQ", 32, 2, 1 << 63 | 1 << 60, 0)],
 }
 

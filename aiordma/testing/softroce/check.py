@@ -19,8 +19,10 @@ from . import (
     host,
     kernel_build,
     kernel_source,
+    module_build,
     packages,
     qemu,
+    qemu_image,
     runner,
     tools,
     uml,
@@ -156,10 +158,23 @@ def _qemu(options: Options) -> Iterator[Finding]:
     yield _programs("emulator and tools of the guest", (qemu.PROGRAM, *_TOOLS))
     yield Finding("kernel", _kept("qemu", "unpacked from packages on the first run"))
     if options.device == "siw":
-        # That of other distributions has it.
-        effort = "compiled on the first run if the kernel is without it"
-        yield Finding("module siw", _kept("siw", effort))
+        yield _siw(qemu_image.cached())
     yield _memory(options.memory or qemu.DEFAULT_MEMORY)
+
+
+def _siw(image: Path | None) -> Finding:
+    subject = "module siw"
+    if image is None:
+        return Finding(subject, "compiled on the first run if the kernel is without it")
+    if qemu_image.has_module(image, "siw"):
+        return Finding(subject, "the kernel has it")
+    if module_build.cached(image) is not None:
+        return Finding(subject, f"in {cache.root()}")
+    absent = module_build.absent(image)
+    text = "not there; compiled on the first run"
+    if absent:
+        text += f", which takes the packages {' '.join(absent)}"
+    return Finding(subject, text, good=not absent)
 
 
 def _kept(kind: str, effort: str) -> str:

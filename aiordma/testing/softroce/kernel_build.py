@@ -39,6 +39,15 @@ _REPRODUCIBLE = {
     "KBUILD_BUILD_HOST": "softroce",
     "KBUILD_BUILD_VERSION": "1",
 }
+#: The kernel's make, without variables that would make it something else, or end it.
+MAKE = (
+    "env",
+    *(word for name in (
+        "MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "CROSS_COMPILE", "LLVM", "KBUILD_OUTPUT",
+        "KBUILD_EXTRA_SYMBOLS", "KCFLAGS", "KCPPFLAGS", "KAFLAGS",
+    ) for word in ("-u", name)),
+    "make",
+)  # fmt: skip
 #: In each kernel that was built with them.
 REPRODUCIBLE_MARK = b"(aiordma@softroce)"
 
@@ -160,7 +169,7 @@ def _build(shop: cache.Workshop, name: str | None, size: int, verbose: bool) -> 
         verbose=verbose,
     )
     widen_registers(tree, size, shop.log)
-    make = ["make", "ARCH=um", "-C", str(tree)]
+    make = [*MAKE, "ARCH=um", "-C", str(tree)]
     tools.run(
         [*make, f"KCONFIG_ALLCONFIG={CONFIG}", "allnoconfig"],
         title="configuring the kernel",

@@ -63,12 +63,34 @@ def get(shop: Workshop, name: str | None, *, verbose: bool = False) -> tuple[Pat
     else:
         target = Path("/")
         version = tools.query(["dpkg-query", "-W", "-f", "${Version}", package]).stdout.strip()
+    return _archive_in(target, package, version), version
+
+
+def get_exactly(shop: Workshop, name: str, version: str, *, verbose: bool = False) -> Path | None:
+    """Return the archive of the source in this version of its package; None if it is not to be had.
+
+    For other arguments see `get`.
+    """
+    package = package_of(name)
+    folder = shop.scratch / "exact"
+    try:
+        (archive,) = packages.download(
+            [f"{package}={version}"], folder, shop.log, verbose=verbose
+        ).values()
+    except InfrastructureError:
+        return None
+    target = packages.unpack(archive, shop.scratch / "exactly", shop.log, verbose=verbose)
+    archive.unlink()
+    return _archive_in(target, package, version)
+
+
+def _archive_in(target: Path, package: str, version: str) -> Path:
     source = target / "usr/src"
     # Debian has it right there, Ubuntu in a folder of its own with a link to it.
     for pattern in (f"{package}.tar.*", f"{package}/{package}.tar.*"):
         for archive in source.glob(pattern):
             if archive.is_file() and not archive.is_symlink():
-                return archive, version
+                return archive
     raise InfrastructureError(f"the package {package} {version} has no source archive in usr/src")
 
 

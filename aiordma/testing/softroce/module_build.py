@@ -6,6 +6,8 @@ the headers of that kernel, out of packages that are unpacked and not installed.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 from pathlib import Path
 
@@ -16,11 +18,13 @@ _KIND = "siw"
 _WHAT = "the module siw for the kernel of the qemu engine"
 #: To be raised with each change of this file that changes the module.
 _RECIPE = 1
-_NEEDED_BYTES = 400 << 20
+_NEEDED_BYTES = 700 << 20
 _LIMIT_S = 900.0
 #: The folder of the source in that of the kernel, and the programs that unpack and compile it.
 _SOURCE = "drivers/infiniband/sw/siw"
 _BUILD_PACKAGES = ("make", "xz-utils")
+#: Packages that are unpacked for the build; the others that these need have to be installed.
+_PARTS = ("linux-headers-", "linux-kbuild-", "linux-compiler-")
 
 
 def siw(image: Path, *, verbose: bool = False, install: bool = False) -> Path:
@@ -35,11 +39,37 @@ def siw(image: Path, *, verbose: bool = False, install: bool = False) -> Path:
         InfrastructureError: it cannot be compiled; the message says what to do.
         Interrupted: a signal came.
     """
-    key = cache.digest(_RECIPE, image.name)
-    found = cache.find(_KIND, key) or cache.obtain(
-        _KIND, key, _NEEDED_BYTES, lambda shop: _build(shop, image, verbose, install), what=_WHAT
+    found = cached(image) or cache.obtain(
+        _KIND,
+        _key(image),
+        _NEEDED_BYTES,
+        lambda shop: _build(shop, image, verbose, install),
+        what=_WHAT,
     )
     return found / "siw.ko"
+
+
+def cached(image: Path) -> Path | None:
+    """Return the folder of the module for the kernel in `image` if it has been compiled, or None.
+
+    Raises:
+        InfrastructureError: It is not to be trusted.
+    """
+    return cache.find(_KIND, _key(image))
+
+
+def _key(image: Path) -> str:
+    return cache.digest(_RECIPE, image.name)
+
+
+def absent(image: Path) -> list[str]:
+    """Return the packages that have to be installed before a build, by the lists as they are."""
+    return packages.missing((*_BUILD_PACKAGES, *parts_of(_headers(image))[1]))
+
+
+def _headers(image: Path) -> str:
+    (release,) = (folder.name for folder in (image / "lib/modules").iterdir())
+    return f"linux-headers-{release}"
 
 
 def needs(module: Path) -> tuple[str, ...]:
@@ -49,28 +79,46 @@ def needs(module: Path) -> tuple[str, ...]:
 
 
 def _build(shop: cache.Workshop, image: Path, verbose: bool, install: bool) -> str:
-    tools.say(f"building {_WHAT}, once; the log is {shop.log}")
-    (release,) = (folder.name for folder in (image / "lib/modules").iterdir())
-    headers = f"linux-headers-{release}"
-    if not packages.candidate(headers):
+    if any(letter in str(shop.scratch) for letter in " :"):
         raise InfrastructureError(
-            f"{_WHAT} needs the package {headers}, and apt does not know it (any more): remove "
-            f"{image}, and the next run fetches the newest kernel; or use --engine uml"
+            f"{_WHAT} cannot be built in {cache.root()}, because the kernel's make takes no spaces "
+            "and colons: set AIORDMA_SOFTROCE_CACHE to another folder"
         )
-    parts, others = parts_of(headers)
-    packages.ensure(
-        packages.missing((*_BUILD_PACKAGES, *others)), _WHAT, shop.log, verbose=verbose,
-        install=install,
-    )  # fmt: skip
-    archives = packages.download(parts, shop.scratch / "archives", shop.log, verbose=verbose)
+    tools.say(f"building {_WHAT}, once; the log is {shop.log}")
+    headers = _headers(image)
+    advice = (
+        f"{_WHAT} needs the package {headers}, which is not to be had (any more): remove {image}, "
+        "and the next run fetches the newest kernel; or use --engine uml"
+    )
+    packages.require_apt()
+    if os.geteuid() == 0:
+        # Old lists name a package that is not there any more.
+        with contextlib.suppress(InfrastructureError):
+            packages.update(shop.log, verbose=verbose)
+    if not packages.candidate(headers):
+        packages.update(shop.log, verbose=verbose)
+        if not packages.candidate(headers):
+            raise InfrastructureError(advice)
+    packages.ensure(absent(image), _WHAT, shop.log, verbose=verbose, install=install)
+    try:
+        archives = packages.download(
+            parts_of(headers)[0], shop.scratch / "archives", shop.log, verbose=verbose
+        )
+    except InfrastructureError as error:
+        raise InfrastructureError(f"{error}\n{advice}") from None
+    version = packages.version_of(archives[headers])
     root = shop.scratch / "root"
     for archive in archives.values():
         packages.unpack(archive, root, shop.log, verbose=verbose)
+        archive.unlink()
     tree = root / "usr/src" / headers
     # It has one line, which includes another file by the place where it would be installed.
     makefile = tree / "Makefile"
     makefile.write_text(makefile.read_text().replace(" /usr/src/", f" {root}/usr/src/"))
-    source, version = kernel_source.get(shop, kernel_build.series(release), verbose=verbose)
+    series = kernel_build.series(version)
+    source = kernel_source.get_exactly(shop, series, version, verbose=verbose)
+    if source is None:
+        source, version = kernel_source.get(shop, series, verbose=verbose)
     folder = shop.scratch / "linux"
     folder.mkdir()
     tools.run(
@@ -82,7 +130,14 @@ def _build(shop: cache.Workshop, image: Path, verbose: bool, install: bool) -> s
         verbose=verbose,
     )  # fmt: skip
     tools.run(
-        ["make", "-C", str(tree), f"M={folder / _SOURCE}", "CONFIG_RDMA_SIW=m", "modules"],
+        [
+            *kernel_build.MAKE,
+            "-C",
+            str(tree),
+            f"M={folder / _SOURCE}",
+            "CONFIG_RDMA_SIW=m",
+            "modules",
+        ],
         title="compiling the module",
         log=shop.log,
         limit=_LIMIT_S,
@@ -95,11 +150,14 @@ def _build(shop: cache.Workshop, image: Path, verbose: bool, install: bool) -> s
 
 
 def parts_of(package: str) -> tuple[list[str], list[str]]:
-    """Return the packages of the kernel that `package` needs, and itself; and the other ones."""
+    """Return the packages that a build unpacks, `package` among them; and those that they need."""
     parts, others = [package], list[str]()
     for part in parts:  # it grows meanwhile
         for name in packages.depends(part):
-            found = parts if name.startswith("linux-") else others
+            # The headers of some releases need the kernel, which is there.
+            if name.startswith("linux-") and not name.startswith(_PARTS):
+                continue
+            found = parts if name.startswith(_PARTS) else others
             if name not in found:
                 found.append(name)
     return parts, others

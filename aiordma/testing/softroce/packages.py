@@ -122,11 +122,20 @@ def candidate(package: str, apt: Sequence[str] = ()) -> str:
 
 
 def depends(package: str) -> list[str]:
-    """Return the packages that `package` cannot be without, one level deep."""
+    """Return the packages that `package` cannot be without, one level deep.
+
+    Of alternatives, which apt-cache marks by a bar before all but the last, it is the first.
+    """
     done = tools.query(["apt-cache", "depends", "--important", package])
-    lines = map(str.split, done.stdout.splitlines())
-    # A virtual package is in angle brackets.
-    return [words[1] for words in lines if words[:1] == ["Depends:"] and words[1][0] != "<"]
+    found: list[str] = []
+    decided = False
+    for words in map(str.split, done.stdout.splitlines()):
+        if len(words) != 2 or words[0] not in ("Depends:", "|Depends:"):
+            continue
+        if not decided and not words[1].startswith("<"):  # not a virtual package
+            found.append(words[1])
+        decided = words[0].startswith("|")
+    return found
 
 
 def newest(pattern: str, least: tuple[int, ...], log: Path) -> str:
@@ -197,7 +206,7 @@ def download(
 ) -> dict[str, Path]:
     """Fetch packages into a new folder without installing them; return their archives by name.
 
-    Needs no root; for `apt` see `candidate`.
+    Needs no root; a name may be followed by "=" and a version; for `apt` see `candidate`.
 
     Raises:
         InfrastructureError: a package cannot be had.
@@ -214,7 +223,7 @@ def download(
     )
     # The version, in which apt writes a colon as %3a, and the architecture follow the name.
     archives = {path.name.partition("_")[0]: path for path in folder.glob("*.deb")}
-    return {name: archives[name] for name in names}
+    return {name: archives[name] for name in (each.partition("=")[0] for each in names)}
 
 
 def version_of(archive: Path) -> str:

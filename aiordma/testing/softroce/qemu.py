@@ -56,6 +56,15 @@ def _modules(folder: Path, options: Options) -> tuple[tuple[str, ...], ...]:
     return ((*load, *module_build.needs(module)), ("insmod", str(module)))
 
 
+def prepare(device: str) -> None:
+    """Make all that a guest with this device needs, before its time begins.
+
+    Raises:
+        InfrastructureError: It cannot be made; the message says what to do.
+    """
+    _modules(image(), Options(device=device))
+
+
 def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
     """Run `argv` in a guest and return its status; see `softroce.run`."""
     check(options)

@@ -83,10 +83,22 @@ def image(*, verbose: bool = False) -> Path:
         InfrastructureError: it cannot be made; the message says what to do.
         Interrupted: a signal came.
     """
-    key = cache.digest(_RECIPE, _INIT, _MODPROBE)
-    return cache.find(_KIND, key) or cache.obtain(
-        _KIND, key, _NEEDED_BYTES, lambda shop: _make(shop, verbose), what=_WHAT
+    return cached() or cache.obtain(
+        _KIND, _key(), _NEEDED_BYTES, lambda shop: _make(shop, verbose), what=_WHAT
     )
+
+
+def cached() -> Path | None:
+    """Return the folder of `image` if it has been made, or None.
+
+    Raises:
+        InfrastructureError: It is not to be trusted.
+    """
+    return cache.find(_KIND, _key())
+
+
+def _key() -> str:
+    return cache.digest(_RECIPE, _INIT, _MODPROBE)
 
 
 def has_module(folder: Path, name: str) -> bool:
@@ -218,6 +230,9 @@ def _plain(path: Path, log: Path) -> bytes:
     tool = {".xz": "xz", ".zst": "zstd", ".gz": "gzip"}.get(path.suffix)
     if tool is None:
         return path.read_bytes()
+    if shutil.which(tool) is None:
+        package = {"xz": "xz-utils", "gz": "gzip"}.get(tool, tool)
+        raise InfrastructureError(f"{path.name} is unpacked by {tool}: install {package}")
     copy = log.parent / f".{_KIND}-{path.name}"
     try:
         shutil.copyfile(path, copy)
