@@ -72,7 +72,9 @@ from aiordma.errors import (
     errno_error,
 )
 from aiordma.link.limits import ListenerLimits
+from aiordma.loop.limit import Limit
 from aiordma.loop.running import from_finalizer
+from aiordma.loop.wait_line import WaitLine
 from aiordma.verbs.device import SYSFS, why_unavailable
 
 __all__ = ["RdmaBackend", "RdmaComm", "RdmaConnector", "RdmaListener"]
@@ -261,7 +263,8 @@ class RdmaComm(Comm):
         self._connection = connection
         self._local_addr = local_addr
         self._peer_addr = peer_addr
-        self._writing = asyncio.Lock()  # a message has several pieces
+        self._writing = False  # a message has several pieces: one write at a time
+        self._writes: WaitLine[None] = WaitLine()  # the others
         self._written = 0  # pieces that the peer has
         self._most_bytes: int | None = None  # of a head or frame; None: any
         self._loop = asyncio.get_running_loop()
@@ -427,15 +430,23 @@ class RdmaComm(Comm):
             },
             frame_split_size=self.max_shard_size,
         )
-        async with self._writing:
-            try:
-                return await self._send(frames)
-            except (RdmaError, OSError) as exc:
-                self.abort()
-                _raise_closed(self, exc)
-            except BaseException:
-                self.abort()
-                raise
+        if self._writing:
+            await self._writes.wait(self._next_write)
+        self._writing = True
+        try:
+            return await self._send(frames)
+        except (RdmaError, OSError) as exc:
+            self.abort()
+            _raise_closed(self, exc)
+        except BaseException:
+            self.abort()
+            raise
+        finally:
+            self._next_write()
+
+    def _next_write(self, _: None = None) -> None:
+        """Let the next write in line go on."""
+        self._writing = self._writes.grant(None)
 
     async def _send(self, frames: list[Any]) -> int:
         if len(frames) == 1 and (length := nbytes(frames[0])) < SEPARATE_BYTES - _SINGLE.size:
@@ -527,13 +538,13 @@ class RdmaComm(Comm):
 
     async def _finish_writes(self) -> None:
         """Wait for the writes that have begun, while they get on."""
-        written = -1
-        while written != self._written and not self._connection.is_closing():
-            written = self._written
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._connection.config.close_timeout_s):
-                    async with self._writing:
-                        return
+        seconds = self._connection.config.close_timeout_s
+        before = -1
+        while self._writing and before != self._written and not self._connection.is_closing():
+            before = self._written
+            with contextlib.suppress(TimeoutError), Limit(seconds):
+                await self._writes.wait(self._next_write)
+                self._next_write()
 
     def abort(self) -> None:
         """End the connection at once.  Idempotent; in any thread, as the collector may call it."""
