@@ -105,7 +105,8 @@ def _nameless() -> Iterator[str]:
                 if ast.unparse(call.func) in ("asyncio.timeout", "Limit", "PatientLimit")
                 and len(call.args) == 1
             ]
-            if limits and "except TimeoutError" not in source:
+            taken = "except TimeoutError" in source or "suppress(TimeoutError" in source
+            if limits and not taken:
                 yield f"{place}: {function.name}"
 
 
