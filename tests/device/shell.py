@@ -35,8 +35,8 @@ class Shell:
         self.folder = folder
         (folder / "examples").symlink_to(ROOT / "examples")
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        # At its end, a cluster of Dask logs errors where the machine is busy, such as a heartbeat that
-        # is under way; and it clears the temporary folders of other guests.
+        # At its end, a cluster of Dask logs errors where the machine is busy, such as a heartbeat
+        # that is under way; and it clears the temporary folders of other guests.
         dask = {"DASK_LOGGING__DISTRIBUTED": "critical", "DASK_TEMPORARY_DIRECTORY": str(folder)}
         self._env = {**os.environ, **dask, "PATH": path, "PYTHONWARNINGS": "error"}
         self._replaced = replaced
