@@ -95,7 +95,7 @@ _OWN = 1 << 61  # it is in the head, and gets memory of its own at the receiver
 _LENGTH = _OWN - 1
 #: A buffer in the head shares its memory with so many bytes of other frames, or less.
 _SHARED_BYTES = 2048
-#: Largest head, and largest frame, of a peer before the handshake of distributed.
+#: Bytes of the head, and of all frames, of a message before the handshake of distributed.
 _STRANGERS_BYTES = 1 << 20
 _HEAD = struct.Struct("<QQ")  # bytes of the head, frames
 _SINGLE = struct.Struct("<QQQ")  # the same, and the word of the only frame
@@ -266,7 +266,7 @@ class RdmaComm(Comm):
         self._writing = False  # a message has several pieces: one write at a time
         self._writes: WaitLine[None] = WaitLine()  # the others
         self._written = 0  # pieces that the peer has
-        self._most_bytes: int | None = None  # of a head or frame; None: any
+        self._most_bytes: int | None = None  # of a message; None: any
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         # Alive until the connection is closed, or aborted.
@@ -329,9 +329,11 @@ class RdmaComm(Comm):
         size, count = _HEAD.unpack_from(message)
         if count == 1 and _SINGLE.unpack_from(message)[2] == len(message) - _SINGLE.size:
             return [message[_SINGLE.size :]]
+        self._check(size)
         head = await self._gathered(size, message)
         message.release()
         words = struct.unpack_from(f"<{count}Q", head, _HEAD.size)
+        self._check(sum(word & _LENGTH for word in words))
         frames: list[memoryview] = []
         offset = _HEAD.size + 8 * count
         joined: list[int] = []  # lengths of frames that lie in the same memory behind the head
@@ -359,6 +361,12 @@ class RdmaComm(Comm):
             raise ValueError(msg)
         return frames
 
+    def _check(self, size: int) -> None:
+        """Refuse (ValueError) a message of too many bytes, of a peer that has not shaken hands."""
+        if self._most_bytes is not None and size > self._most_bytes:
+            msg = f"{size} bytes before the handshake"
+            raise ValueError(msg)
+
     async def _receive_joined(self, lengths: Sequence[int]) -> Iterator[memoryview]:
         """Frames that follow the head, side by side in the same memory."""
         memory = await self._gathered(sum(lengths))
@@ -378,9 +386,6 @@ class RdmaComm(Comm):
         Raises:
             ValueError: The messages of the peer are no pieces of so many bytes.
         """
-        if self._most_bytes is not None and size > self._most_bytes:
-            msg = f"{size} bytes before the handshake"
-            raise ValueError(msg)
         memory = _FRAMES.take(size)
         filled = 0
         if first is not None:

@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aiordma.testing.softroce import qemu
-from aiordma.testing.softroce.qemu import MORE
+from aiordma.testing.softroce.qemu import MORE, prepare
 from tests.bench.guest import MARK
 from tests.bench.jobs import ONE_SIDED, Job
 from tests.bench.parse import PARSERS
@@ -169,7 +168,7 @@ def _run_on(
     raw: Path,
     stall_s: float,
 ) -> None:
-    qemu.prepare(device)
+    prepare(device)
     by_name = {job.name: job for job in jobs}
     plan = raw.with_suffix(".plan.json")
     began = time.monotonic()

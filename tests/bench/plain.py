@@ -46,6 +46,8 @@ DASK = {
 }
 #: The array with most rows.
 ARRAY = ("dask-array", 16 << 20)
+#: Name of the figure of its processor time, of both processes.
+PROCESSES = "processes ns/B"
 #: The other device, which has a row of some programs, too: software iWARP.
 IWARP = "siw"
 #: Those of Dask.
@@ -368,14 +370,16 @@ def _dask() -> list[Goal]:
     title_of = f"Dask, {title(ARRAY[1])}, array"
     spent = f"{title_of}, processor time a byte"
     read = (f"ib_read_bw -e {1 << 20}", "MiB/s")
-    figure = "processes ns/B"
     return [
         *found,
         Goal(
             f"{title_of}, one way", "aiordma's streams, 64 KiB",
             (ours, "MiB/s"), (name(*STREAMS[-1]), "MiB/s"), 1.0, "higher", guarded=True,
         ),
-        Goal(f"{spent}, both processes", "tcp://", (ours, figure), (tcp, figure), 1, guarded=True),
+        Goal(
+            f"{spent}, both processes", "tcp://", (ours, PROCESSES), (tcp, PROCESSES), 1,
+            guarded=True,
+        ),
         Goal(
             f"{spent}, less that of ib_read_bw", "tcp://",
             (ours, "ns/B"), (tcp, "ns/B"), 1.0, guarded=True, less=read,
@@ -398,13 +402,12 @@ def _dask_iwarp() -> list[Goal]:
         return Goal(f"{text}, {what}", "tcp://", (ours, unit), (tcp, unit), limit, **more)
 
     spent = "array, processor time a byte"
-    both = "processes ns/B"
     return [
         row(message, "message, half a round trip", "us", 1.0),
         row(array, "array, one way", "MiB/s", math.inf, better="higher"),
         row(array, f"{spent}, with the kernel's threads", "ns/B", 1.0, guarded=True),
         # The device's threads do half of the work for our processes, and none for TCP's.
-        row(array, f"{spent}, both processes", both, math.inf, guarded=True),
+        row(array, f"{spent}, both processes", PROCESSES, math.inf, guarded=True),
     ]
 
 

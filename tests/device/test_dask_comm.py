@@ -676,6 +676,7 @@ GARBAGE = {
     "a piece too many": [struct.pack("<QQQQ", 32, 2, 1 << 63 | 5, 0), bytes(6)],
     "an empty piece": [struct.pack("<QQQQ", 32, 2, 1 << 63 | 5, 0), b""],
     "a large head": [struct.pack("<QQ", 2 << 20, 0)],
+    "large frames": [struct.pack("<QQQQ", 32, 2, 1 << 63 | 600_000, 1 << 63 | 600_000)],
     "a large frame": [struct.pack("<QQQ", 24, 1, 1 << 63 | 2 << 20)],
     "more memory than there is": [struct.pack("<QQQQ", 32, 2, 1 << 63 | 1 << 60, 0)],
 }

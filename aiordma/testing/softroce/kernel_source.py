@@ -54,12 +54,7 @@ def get(shop: Workshop, name: str | None, *, verbose: bool = False) -> tuple[Pat
         package = package_of(name)
         apt = _find(shop, name, verbose)
     if packages.missing([package]):
-        (archive,) = packages.download(
-            [package], shop.scratch / "archive", shop.log, verbose=verbose, apt=apt
-        ).values()
-        version = packages.version_of(archive)
-        target = packages.unpack(archive, shop.scratch / "package", shop.log, verbose=verbose)
-        archive.unlink()
+        target, version = _unpacked(shop, package, verbose, apt)
     else:
         target = Path("/")
         version = tools.query(["dpkg-query", "-W", "-f", "${Version}", package]).stdout.strip()
@@ -72,16 +67,24 @@ def get_exactly(shop: Workshop, name: str, version: str, *, verbose: bool = Fals
     For other arguments see `get`.
     """
     package = package_of(name)
-    folder = shop.scratch / "exact"
     try:
-        (archive,) = packages.download(
-            [f"{package}={version}"], folder, shop.log, verbose=verbose
-        ).values()
+        target, _ = _unpacked(shop, f"{package}={version}", verbose)
     except InfrastructureError:
         return None
-    target = packages.unpack(archive, shop.scratch / "exactly", shop.log, verbose=verbose)
-    archive.unlink()
     return _archive_in(target, package, version)
+
+
+def _unpacked(
+    shop: Workshop, package: str, verbose: bool, apt: tuple[str, ...] = ()
+) -> tuple[Path, str]:
+    """Return the folder of a package that has been downloaded, and its version."""
+    (archive,) = packages.download(
+        [package], shop.scratch / f"{package}.deb", shop.log, verbose=verbose, apt=apt
+    ).values()
+    version = packages.version_of(archive)
+    target = packages.unpack(archive, shop.scratch / package, shop.log, verbose=verbose)
+    archive.unlink()
+    return target, version
 
 
 def _archive_in(target: Path, package: str, version: str) -> Path:

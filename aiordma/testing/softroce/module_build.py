@@ -50,11 +50,7 @@ def siw(image: Path, *, verbose: bool = False, install: bool = False) -> Path:
 
 
 def cached(image: Path) -> Path | None:
-    """Return the folder of the module for the kernel in `image` if it has been compiled, or None.
-
-    Raises:
-        InfrastructureError: It is not to be trusted.
-    """
+    """Return the folder of the module for the kernel in `image`; None before it is compiled."""
     return cache.find(_KIND, _key(image))
 
 

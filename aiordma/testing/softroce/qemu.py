@@ -57,11 +57,7 @@ def _modules(folder: Path, options: Options) -> tuple[tuple[str, ...], ...]:
 
 
 def prepare(device: str) -> None:
-    """Make all that a guest with this device needs, before its time begins.
-
-    Raises:
-        InfrastructureError: It cannot be made; the message says what to do.
-    """
+    """Make all that a guest with this device needs, before its time begins; raises as `run`."""
     _modules(image(), Options(device=device))
 
 

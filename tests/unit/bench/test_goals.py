@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from aiordma.testing.softroce import qemu
 from tests.bench import (
     check,
     jobs,
@@ -238,7 +237,7 @@ def run_with(
         yield from next(left)
 
     monkeypatch.setattr(machine, "guest_lines", guest_lines)
-    monkeypatch.setattr(qemu, "prepare", lambda _device: None)
+    monkeypatch.setattr(machine, "prepare", lambda _device: None)
     monkeypatch.setattr(machine, "compile_programs", lambda: None)
     measured = Measured()
     every = [jobs.Job(name, "numbers", ("true",), rounds=1) for name in "xyz"]
@@ -282,7 +281,7 @@ def test_each_device_has_guests_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_
         yield from told(*names)
 
     monkeypatch.setattr(machine, "guest_lines", guest_lines)
-    monkeypatch.setattr(qemu, "prepare", lambda _device: None)
+    monkeypatch.setattr(machine, "prepare", lambda _device: None)
     monkeypatch.setattr(machine, "compile_programs", lambda: None)
     measured = Measured()
     devices = {"x": "rxe", "y": "siw", "z": "rxe"}
@@ -307,7 +306,7 @@ def test_what_a_guest_told_is_in_the_file_before_it_tells_more(
             there.append(json.loads(raw.read_text().splitlines()[-1]) == line)
 
     monkeypatch.setattr(machine, "guest_lines", guest_lines)
-    monkeypatch.setattr(qemu, "prepare", lambda _device: None)
+    monkeypatch.setattr(machine, "prepare", lambda _device: None)
     monkeypatch.setattr(machine, "compile_programs", lambda: None)
     machine.run([jobs.Job("x", "numbers", ("true",), rounds=1)], Measured(), raw)
     assert there == [True, True]
