@@ -512,7 +512,7 @@ class RdmaComm(Comm):
                 self._written += 1
         except GeneratorExit:  # the coroutine is closed, and cannot wait
             for task in under_way:
-                task.add_done_callback(_take_exception)
+                task.add_done_callback(lambda each: each.cancelled() or each.exception())
             self._connection.abort()
             raise
         except BaseException:
@@ -564,11 +564,6 @@ class RdmaComm(Comm):
     def closed(self) -> bool:
         """Whether the comm is closed, or the connection is over."""
         return self._closed or self._connection.is_closing()
-
-
-def _take_exception(task: asyncio.Task[None]) -> None:
-    if not task.cancelled():
-        task.exception()
 
 
 def _pieces_of(data: memoryview) -> Iterator[memoryview]:

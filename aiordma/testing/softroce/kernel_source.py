@@ -62,10 +62,7 @@ def get(shop: Workshop, name: str | None, *, verbose: bool = False) -> tuple[Pat
 
 
 def get_exactly(shop: Workshop, name: str, version: str, *, verbose: bool = False) -> Path | None:
-    """Return the archive of the source in this version of its package; None if it is not to be had.
-
-    For other arguments see `get`.
-    """
+    """Return the archive of `get` in this version of its package; None if it is not to be had."""
     package = package_of(name)
     try:
         target, _ = _unpacked(shop, f"{package}={version}", verbose)

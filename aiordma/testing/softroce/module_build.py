@@ -40,12 +40,9 @@ def siw(image: Path, *, verbose: bool = False, install: bool = False) -> Path:
         Interrupted: a signal came.
     """
     found = cached(image) or cache.obtain(
-        _KIND,
-        _key(image),
-        _NEEDED_BYTES,
-        lambda shop: _build(shop, image, verbose, install),
+        _KIND, _key(image), _NEEDED_BYTES, lambda shop: _build(shop, image, verbose, install),
         what=_WHAT,
-    )
+    )  # fmt: skip
     return found / "siw.ko"
 
 
