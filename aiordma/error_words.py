@@ -39,7 +39,8 @@ WC_HINTS = {
     "Access.LOCAL_WRITE",
     "REM_INV_REQ_ERR": "the peer's queue pair does not allow this operation, perhaps because the "
     "lease has ended; its posted receive was too small; or an atomic is not aligned",
-    "REM_ACCESS_ERR": "wrong rkey or range, missing permission, or the peer's lease has ended",
+    "REM_ACCESS_ERR": "wrong rkey or range, missing permission, or the peer's lease or process has "
+    "ended",
     "REM_OP_ERR": "the peer's adapter could not complete the request; on Soft-RoCE also: the "
     "message is longer than the posted receive",
     "RETRY_EXC_ERR": "no acknowledgement from the peer's adapter: is the peer alive, "

@@ -323,6 +323,7 @@ class Client:
         Raises:
             StoreError: No such key, or the bytes were damaged.
             ConnectionError: The server is gone.
+            RemoteAccessError: The same: a killed server may lose its memory before its connections.
         """
         value = await self._ask(do="get", key=key)
         array = np.empty(value["shape"], np.dtype(value["dtype"]))

@@ -198,7 +198,7 @@ async def work(host: str, port: int) -> None:
     """Compute gradients until the server says that it is enough.
 
     Raises:
-        ConnectionError: The server is gone before.
+        PeerGoneError, RemoteAccessError: The server is gone before.
     """
     async with aiordma.connect(host, port) as conn:
         welcome = json.loads(bytes(await conn.recv()))
@@ -254,7 +254,8 @@ def main() -> None:
             asyncio.run(work(options.host, options.port))
     except KeyboardInterrupt:
         sys.exit(130)  # as shells have it for Ctrl-C
-    except aiordma.PeerGoneError as error:
+    except (aiordma.PeerGoneError, aiordma.RemoteAccessError) as error:
+        # The kernel may take the memory of a server that is killed before its connections.
         sys.exit(f"parameter_server: the server is gone: {error}")
     except (OSError, ValueError) as error:
         sys.exit(f"parameter_server: {error}")

@@ -1,12 +1,13 @@
 """The other process of the two-process tests: python peer.py ROLE ADDRESS PORT LOOP.
 
-Roles: `echo` answers every message of every client; `sink` takes messages and says nothing.  Prints
-`ready PORT` when it listens.
+Roles: `echo` answers every message of every client; `sink` takes messages and says nothing;
+`memory` sends where memory is that each client may read.  Prints `ready PORT` when it listens.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Callable
 
@@ -18,7 +19,10 @@ async def serve(role: str, address: str, port: int) -> None:
         print("ready", listener.port, flush=True)
 
         async def one(connection: aiordma.Connection) -> None:
-            async with connection:
+            async with connection, contextlib.AsyncExitStack() as leases:
+                if role == "memory":
+                    lease = connection.expose(bytearray(1 << 16), read=True)
+                    await connection.send((await leases.enter_async_context(lease)).to_bytes())
                 async for message in connection:
                     if role == "echo":
                         await connection.send(message, imm=message.imm)

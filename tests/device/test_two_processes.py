@@ -7,6 +7,7 @@ import hashlib
 import os
 import random
 import resource
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -113,6 +114,11 @@ async def _drop_all(connection: Connection) -> None:
         (await connection.recv()).release()
 
 
+async def _read_all(connection: Connection, remote: aiordma.RemoteRegion) -> None:
+    while True:
+        await connection.read(remote, bytearray(len(remote)))
+
+
 @pytest.mark.parametrize("busy", [True, False], ids=["during transfer", "idle"])
 async def test_a_killed_peer_is_noticed(address: str, loop_name: str, *, busy: bool) -> None:
     """The survivor's awaits end with a reset that names the cause; its listener still serves."""
@@ -134,6 +140,19 @@ async def test_a_killed_peer_is_noticed(address: str, loop_name: str, *, busy: b
                 assert "without a word" in str(error) or error.__cause__ is not None
             await client.close()
         await still_accepts(listener, address)
+
+
+async def test_a_peer_that_is_killed_while_its_memory_is_read(address: str, loop_name: str) -> None:
+    """The kernel may take the memory before the connection: the read is refused, or it is lost."""
+    for _ in range(5):
+        async with peer("memory", address, loop_name) as (port, pid):
+            client = await aiordma.connect(address, port)
+            remote = aiordma.RemoteRegion.from_bytes(bytes(await client.recv()))
+            await client.read(remote, bytearray(len(remote)))
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises((aiordma.ConnectionLostError, aiordma.RemoteAccessError)):
+                await asyncio.wait_for(_read_all(client, remote), 20)
+            client.abort()
 
 
 async def test_a_listener_survives_a_killed_client(address: str, loop_name: str) -> None:

@@ -53,8 +53,9 @@ class MinimalRoot:
     def run(self, *words: str) -> tuple[subprocess.CompletedProcess[str], float]:
         """Run a command there; return its result and the seconds of processor time."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        script = Path(__file__).with_name("minimal_root.py")
         done = subprocess.run(
-            [sys.executable, Path(__file__).with_name("minimal_root.py"), self.folder, *words],
+            [sys.executable, "-I", "-S", script, self.folder, *words],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
