@@ -240,7 +240,8 @@ async def send(host: str, port: int, paths: list[Path]) -> None:
                 await send_file(conn, window, page, path)
             except CopyError as error:
                 raise CopyError(f"{path}: {error}") from error
-            except ConnectionError as error:
+            except (ConnectionError, aiordma.RemoteAccessError) as error:
+                # The kernel may take the memory of a receiver that is killed first.
                 raise CopyError(f"{path}: the receiver is gone: {error}") from error
 
 
