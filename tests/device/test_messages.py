@@ -304,7 +304,10 @@ async def test_a_loop_has_no_timer_because_of_connections_and_streams(
 
         return call
 
+    is_open = asyncio.Event()  # before, the handshake at the server has its limit
+
     async def until_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_open.set()
         await reader.read()
         writer.close()
 
@@ -316,6 +319,7 @@ async def test_a_loop_has_no_timer_because_of_connections_and_streams(
     ):
         port = streams.sockets[0].getsockname()[1]
         _, writer = await aiordma.open_connection(address, port)
+        await is_open.wait()
         async with server.expose(bytearray(64), read=True) as lent:
             await client.read(lent, bytearray(64))
         await client.send(b"ping")
