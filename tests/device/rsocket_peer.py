@@ -123,15 +123,15 @@ class Peer(End):
         """A message that is no word: too short for one, and without an immediate."""
         self._post(SendWR(_SENT, self._source(data), Opcode.SEND))
 
+    def under_way(self) -> int:
+        """Its posts that have not completed, with success or without."""
+        done = [wc.wr_id for wc in self.cq.poll(_SENDS + _RECEIVES)]
+        self.posted -= len([number for number in done if number == _SENT])
+        return self.posted
+
     async def finished(self) -> None:
-        """Wait until each of its posts has completed, with success or without."""
-
-        def all_there() -> bool:
-            done = [wc.wr_id for wc in self.cq.poll(_SENDS + _RECEIVES)]
-            self.posted -= len([number for number in done if number == _SENT])
-            return not self.posted
-
-        await until(all_there, LIMIT_S)
+        """Wait until each of its posts has completed."""
+        await until(lambda: not self.under_way(), LIMIT_S)
 
     def _source(self, data: bytes) -> tuple[SGE, ...]:
         if not data:

@@ -29,12 +29,13 @@ BOTH = pytest.mark.parametrize("config", [POOL, QUEUE], ids=["pool", "queue"])
 
 
 async def exchange(one: aiordma.Connection, other: aiordma.Connection, count: int) -> None:
-    """There and back, one at a time."""
+    """There and back, one at a time; each answer brings the credit of its question."""
 
     async def answer() -> None:
         for _ in range(count):
             with await other.recv() as message:
-                await other.send(bytes(message))
+                question = bytes(message)
+            await other.send(question)
 
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         group.create_task(answer())
