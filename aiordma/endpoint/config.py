@@ -297,7 +297,7 @@ class Plan:
     """
 
     __slots__ = (
-        "_hellos", "_offers", "_terms", "answers", "arrivals", "completions", "config", "expected",
+        "_offers", "_terms", "answers", "arrivals", "completions", "config", "expected",
         "first_bytes", "grows", "guaranteed", "pinned", "places", "policy", "quick", "silence",
         "step", "unit",
     )  # fmt: skip
@@ -352,7 +352,6 @@ class Plan:
             interval = limit / 4 if config.raw else min(config.keepalive_s, limit / 2)
         self.silence: tuple[float | None, float | None] = interval, limit
         self._offers: Kept[tuple[int, int, int], Offer] = Kept()
-        self._hellos: dict[tuple[int, bool, bool], bytes] = {}
         # By identity: all hellos of an event loop are mostly the same object.
         self._terms: Kept[tuple[int, bool], tuple[Hello, Terms]] = Kept()
 
@@ -399,37 +398,31 @@ class Plan:
             known = self._terms.keep(key, (theirs, _terms_of(self.config, theirs, bare=bare)))
         return known[1]
 
-    def hello(
-        self,
-        private_data: bytes,
-        window: int,
-        room: int,
-        *,
-        check: bool,
-        bare: bool,
-        loop_id: bytes,
-    ) -> bytes:
-        """This side's half of the handshake, as private data of at most `room` bytes.
+    @property
+    def window(self) -> int:
+        """Data messages that the peer may send at first."""
+        return self.places[0][1] - self.controls
 
-        Args:
-            private_data: The program's.
-            window: Data messages that the peer may send at first.
-            room: Bytes.
-            check: Whether this side checks the large messages that it receives.
-            bare: Whether the adapter has immediates.
-            loop_id: The number of the loop.
-        """
-        if private_data:
-            own = hello_of(
-                self.config, private_data, window, check=check, bare=bare, loop_id=loop_id
-            )
-            return own.pack(room)
-        packed = self._hellos.get((window, check, bare))
-        if packed is None:
-            own = hello_of(self.config, b"", window, check=check, bare=bare, loop_id=loop_id)
-            # Of every loop: a loop that has ended must leave nothing here.
-            packed = self._hellos[window, check, bare] = own.pack(room)[:HELLO_SIZE]
-        return packed + loop_id
+    @property
+    def controls(self) -> int:
+        """First receives that are for messages without data, and for answers."""
+        return 0 if self.config.raw else CONTROL_SLOTS + self.answers
+
+    def state(self, *, grows: bool) -> dict[str, int | bool]:
+        """The arguments of a `MessageState`; `grows`: whether slots come without a pool."""
+        config = self.config
+        return {
+            "sends": self.places[1][1],
+            "receives": self.places[0][1],
+            "send_depth": config.send_depth,
+            "arrivals": self.arrivals,
+            "controls": 0 if config.raw else CONTROL_SLOTS,
+            "exchanges": 0 if config.raw else config.rendezvous_window,
+            "answers": self.answers,
+            "reads": config.initiator_depth,
+            "raw": config.raw,
+            "grows": grows,
+        }
 
 
 def _terms_of(config: ConnectionConfig, theirs: Hello, *, bare: bool) -> Terms:
@@ -449,7 +442,7 @@ def _terms_of(config: ConnectionConfig, theirs: Hello, *, bare: bool) -> Terms:
 
 def hello_of(
     config: ConnectionConfig,
-    private_data: bytes,
+    private_data: bytes = b"",
     window: int | None = None,
     *,
     check: bool = False,

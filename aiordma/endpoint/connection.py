@@ -39,7 +39,7 @@ from aiordma.cm.enums import EventType
 from aiordma.endpoint.carrier import FrameCarrier
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.events import ConnectionEvents, EventHub
-from aiordma.endpoint.large import LargeMessages, checks
+from aiordma.endpoint.large import LargeMessages
 from aiordma.endpoint.lease import Lease
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.one_sided import OneSided
@@ -72,7 +72,7 @@ from aiordma.errors import (
 from aiordma.link import tally
 from aiordma.link.adapter_side import reason_of
 from aiordma.link.ending import Ending, LastSteps
-from aiordma.link.keepalive import Keepalive, loop_id
+from aiordma.link.keepalive import Keepalive
 from aiordma.link.log_share import VIOLATIONS
 from aiordma.link.tally import COUNTERS, ConnectionStats
 from aiordma.logs import log_of
@@ -119,39 +119,54 @@ class Connection:
         private_data: Bytes that the peer's program sent with the handshake.
     """
 
+    # What most connections never have, or get later, is of the class: its making takes no time.
+    private_data: bytes = b""
     _request_budget: RequestBudget | None = None  # a listener sets its own
+    # Addresses of peer and this side; empty: not asked for yet; None: before the handshake.
+    _ends: tuple[Address | None, Address | None] | tuple[()] | None = None
+    _peer_loop: tuple[str, bytes] | None = None
+    _theirs: Hello | None = None  # the peer's half of the handshake
+    _reads = 0  # RDMA READs that the peer serves at a time
+    _established: asyncio.Future[None] | None = None  # by the first frame of the client
+    _watched = False  # whether silence is noticed
+    _late = False  # whether the peer asks for signs of life first
+    _first_look = 0  # tick of the wheel for which it stands there itself; 0: for none
+    _keepalive: Keepalive | None = None  # from the first look on
+    _own_sender: Sender | None = None
+    _own_ending: Ending | None = None
+    _own_goodbye: Goodbye | None = None
+    _own_large: LargeMessages | None = None
+    _own_one_sided: OneSided | None = None
+    _events: EventHub | None = None
 
     def __init__(self, link: Link, config: ConnectionConfig) -> None:
         self.config = config
-        self._plan = link.plan
-        self.private_data: bytes = b""
         self._link = link  # not yet started
-        self._receiver = Receiver(link, config)
         self._state = state = link.state
+        self._receiver = Receiver(link, config)
         state.sge, state.region = SGE, MemoryRegion
         state.remote, state.pd = RemoteRegion, link.pd
-        state.largest = config.max_message_size
-        self._sender = Sender(link, config)
+        state.largest, state.eager_size = config.max_message_size, config.eager_size
+        state.watched = config.stall_timeout_s is None
         self._outcome = Outcome()
-        self._keepalive: Keepalive | None = None
-        self._established: asyncio.Future[None] | None = None  # by the first frame of the client
-        # Addresses of peer and this side; empty: not asked for yet; None: before the handshake.
-        self._ends: tuple[Address | None, Address | None] | tuple[()] | None = None
-        self._peer_loop: tuple[str, bytes] | None = None
         self._facts: dict[str, Any] = {}
-        self._ending = Ending(link)
-        # Made at first use: at the end, and for the connections that do not have messages only.
-        self._own_goodbye: Goodbye | None = None
-        self._own_large: LargeMessages | None = None
-        self._reads = 0  # RDMA READs that the peer serves at a time
-        self._theirs: Hello | None = None  # the peer's half of the handshake
-        self._own_one_sided: OneSided | None = None
-        self._events: EventHub | None = None
         link.at_close(self._part)
         fork.guard_public(self)
         link.cm_id._sink = self._on_cm_event
         state.handler = self._on_events
         link.start(self)
+
+    @property
+    def _sender(self) -> Sender:
+        if self._own_sender is None:
+            self._own_sender = Sender(self._link, self.config)
+        return self._own_sender
+
+    @property
+    def _ending(self) -> Ending:
+        if self._own_ending is None:
+            self._own_ending = Ending(self._link)
+        return self._own_ending
 
     @property
     def _one_sided(self) -> OneSided:
@@ -853,6 +868,7 @@ class Connection:
     def _seen(self) -> dict[str, Any]:
         """The connection as `aiordma.metrics` shows it; in any thread, without a call of C."""
         link, state, facts, cause = self._link, self._state, self._facts, self._broke_by
+        receive_slots, send_slots = link.slots.counts
         return {
             **facts,
             "number": link.number,
@@ -865,8 +881,8 @@ class Connection:
             "waiting_to_be_sent": state.queued,
             "under_way": max(0, link.under_way),
             "credits": min(max(0, state.credits), 0xFFFF),
-            "receive_slots": link.slots.recv.count,
-            "send_slots": link.slots.send.count,
+            "receive_slots": receive_slots,
+            "send_slots": send_slots,
             "pinned_bytes": 0 if link.closed else link.pinned_bytes,
         }
 
@@ -900,11 +916,7 @@ class Connection:
 
     def _hello(self, private_data: bytes, room: int) -> bytes:
         """This side's half of the handshake, as private data of at most `room` bytes."""
-        window, bare = self._receiver.window.size, not self._link.context.is_iwarp
-        return self._plan.hello(
-            private_data, window, room, check=checks(self._link.context, self.config), bare=bare,
-            loop_id=loop_id(self._link.loop),
-        )  # fmt: skip
+        return self._link.common.hello(private_data, room)
 
     def _meet(
         self,
@@ -934,7 +946,7 @@ class Connection:
         self.private_data = hello.user_data
         self._theirs, self._reads = hello, reads
         state, link = self._state, self._link
-        terms = self._plan.terms(hello, bare=not link.context.is_iwarp)
+        terms = link.plan.terms(hello, bare=link.common.bare)
         state.eager_size, state.bare_size, state.fragmented_size, state.written_size, landed = terms
         if link.own_pd:  # else the peers of others could write where messages land
             state.landed_size = landed
@@ -960,14 +972,22 @@ class Connection:
         Args:
             late: Whether the peer, which has connected, asks for signs of life first.
         """
-        if self._keepalive is None and self._outcome.cause is None:
-            interval, limit = self._plan.silence
+        if not self._watched and self._outcome.cause is None:
+            self._watched, self._late = True, late
+            if (wheel := self._link.common.wheel) is not None:
+                self._first_look = wheel.begin(self)
+            background.deliver_at_end(self._link.loop, self)
+
+    def _look(self, tick: int) -> None:
+        """Make the keepalive, which has the later looks: many connections live for less."""
+        link, first, self._first_look = self._link, self._first_look, 0
+        if first and link.common.wheel is not None:
+            interval, limit = link.plan.silence
             name = _RAW_SILENCE if self.config.raw else _SILENCE
             self._keepalive = Keepalive(
-                self._link.loop, interval, limit, name, late=late, peer_loop=self._peer_loop
+                link.loop, interval, limit, name, late=self._late, peer_loop=self._peer_loop
             )
-            self._keepalive.start(self)
-            background.deliver_at_end(self._link.loop, self)
+            self._keepalive.take_over(self, link.common.wheel, first, tick)
 
     def _was_alive(self) -> bool:
         alive, self._state.alive = self._state.alive, False
@@ -1104,7 +1124,7 @@ class Connection:
 
     def _say_aborted(self, reason: int = AbortReason.PROGRAM) -> bool:
         """Send ABORT, when a slot is free; False if the connection is raw, or not open."""
-        if self.config.raw or self._keepalive is None or self._outcome.cause is not None:
+        if self.config.raw or not self._watched or self._outcome.cause is not None:
             return False
         self._sender.control(FrameKind.ABORT, reason)
         return True
@@ -1163,6 +1183,9 @@ class Connection:
     def _stop(self) -> list[asyncio.Task[None]]:
         if self._keepalive is not None:
             self._keepalive.stop()
+        elif self._first_look and (wheel := self._link.common.wheel) is not None:
+            wheel.discard(self, self._first_look)
+            self._first_look = 0
         return [] if self._own_large is None else self._own_large.stop()
 
     def _part(self) -> None:

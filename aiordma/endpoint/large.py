@@ -745,11 +745,6 @@ class Fetcher:
         return tasks
 
 
-def checks(context: Context, config: ConnectionConfig) -> bool:
-    """Whether this side asks the peer for checksums of large messages."""
-    return context.is_software if config.check_large is None else config.check_large
-
-
 class LargeMessages:
     """The large messages of one connection in both directions, as the handshake allows them.
 
@@ -802,7 +797,7 @@ class LargeMessages:
         return (
             self._hello is not None
             and self._hello.knows_checksums
-            and checks(self._link.context, self._config)
+            and self._link.common.checks
         )
 
     def agree(self, hello: Hello, reads: int) -> None:

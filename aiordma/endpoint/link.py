@@ -43,7 +43,7 @@ from aiordma.link.adapter_side import AdapterSide, Closing, Owner
 from aiordma.link.buffers import Buffers
 from aiordma.logs import Log, log_of
 from aiordma.loop.workers import call_blocking
-from aiordma.memory.byte_budget import AHEAD
+from aiordma.memory.byte_budget import AHEAD, PROCESS_BUDGET, ByteBudget
 from aiordma.memory.elastic import ElasticArena
 from aiordma.memory.large_memory import DEREGISTER_S
 from aiordma.memory.shared import Memory, Sharer
@@ -139,13 +139,17 @@ class Link(AdapterSide):
     Made by `open`; `start` begins to receive.
 
     Attributes:
+        common: The objects that it shares with the other connections of its configuration.
         plan: Values of its configuration.
         state: Messages, credits and operations.
         slots: Memory of short messages, of the peer and to the peer.
-        buffers: Memory of large messages.
+        shared: The memory in whose protection domain it is; None: the domain is its own.
+        budget: Counts large messages; a listener sets its own before they can come.
     """
 
-    __slots__ = ("_rights", "buffers", "plan", "slots", "state")
+    __slots__ = (
+        "_buffers", "_rights", "budget", "common", "plan", "shared", "slots", "state",
+    )  # fmt: skip
 
     _owner: LinkOwner | None
 
@@ -154,37 +158,26 @@ class Link(AdapterSide):
     def __init__(
         self,
         cm_id: ConnectionId,
-        context: Context,
+        common: Common,
         pd: ProtectionDomain,
         slots: Slots,
         qp: QueuePair,
-        plan: Plan,
         memory: Memory | None,
     ) -> None:
-        super().__init__(cm_id, context, slots.completions, pd, qp)
+        super().__init__(cm_id, pd.context, slots.completions, pd, qp)
         qp._posted_in_c = True
-        config = plan.config
-        self.plan: Plan = plan
+        self.common: Common = common
+        self.plan: Plan = common.plan
         self.slots: Slots = slots
-        self.state: MessageState = MessageState(
-            self.loop,
-            sends=slots.send.count,
-            receives=slots.recv.count,
-            send_depth=config.send_depth,
-            arrivals=plan.arrivals,
-            controls=0 if config.raw else CONTROL_SLOTS,
-            exchanges=0 if config.raw else config.rendezvous_window,
-            answers=plan.answers,
-            reads=config.initiator_depth,
-            raw=config.raw,
-            grows=plan.grows and config.shared_slots is None,
-        )
+        self.shared: Memory | None = memory
+        self.budget: ByteBudget = PROCESS_BUDGET
+        self.state: MessageState = MessageState(self.loop, **common.state)
+        config = self.plan.config
         if config.wait != "event" and (spins := self.completions.spins(config, 2)):
             self.state.spin_with(*spins)
-        window = config.rendezvous_window * COPIED_BYTES
-        self.buffers: Buffers = Buffers(cm_id, pd, config.receive_buffer_size, window, memory)
+        self._buffers: Buffers | None = None  # made for the first large message
         self._rights: _Rights | None = None  # made for the first right
-        slots.serve_with(self.buffers)
+        slots.serve_with(self)
 
     @classmethod
     async def open(
@@ -221,19 +214,27 @@ class Link(AdapterSide):
                 pd.close()
             release()
             raise
-        link = cls(cm_id, context, pd, slots, qp, plan, memory)
+        link = cls(cm_id, common, pd, slots, qp, memory)
         link.at_close(release)
         return link
 
     @property
-    def shared(self) -> Memory | None:
-        """The memory in whose protection domain it is; None: the domain is its own."""
-        return self.buffers.shared
+    def buffers(self) -> Buffers:
+        """The memory of large messages, and of slots that have come.  In the loop's thread."""
+        if self._buffers is None:
+            config = self.plan.config
+            window = config.rendezvous_window * COPIED_BYTES
+            self._buffers = Buffers(
+                self.cm_id, self.pd, config.receive_buffer_size, window, self.shared, self.budget
+            )
+            if self.closed:
+                self._buffers.close(self.qp)
+        return self._buffers
 
     @property
     def own_pd(self) -> bool:
         """Whether the protection domain ends with the connection."""
-        return self.buffers.shared is None
+        return self.shared is None
 
     def start(self, owner: LinkOwner) -> None:
         """Begin to take completions, call `owner` for them, and post all receives."""
@@ -243,23 +244,23 @@ class Link(AdapterSide):
         self._begin()
         self._bind()
         self.completions.let_c_take(self.state, self.state)
-        if code := self.state.post_receives(self.slots.recv.count):
+        if code := self.state.post_receives(self.slots.counts[0]):
             self.check(code, "ibv_post_recv")
 
     def _bind(self) -> None:
-        recv, send, control = self.slots.recv, self.slots.send, self.slots.control
+        recv, send, *control = self.slots.places
         self.state.bind(
             int(ffi.cast("uintptr_t", self._qp_handle)),
             self.completions.id,
-            _SIGNALED if control is None else _SIGNALED | _SOLICITED,
+            _SIGNALED | _SOLICITED if control else _SIGNALED,
             self.qp.limits.max_inline_data,
-            (send.addr, send.slot_size, send.lkey, send.count),
-            (recv.addr, recv.slot_size, recv.lkey, recv.count),
-            (0, 0, 0) if control is None else (control.addr, control.slot_size, control.lkey),
-            recv.crowded if isinstance(recv, ElasticArena) else 0,
+            send,
+            recv,
+            control[0][:3] if control else (0, 0, 0),
+            self.slots.crowded,
             self.slots,
         )
-        if isinstance(recv, ElasticArena) and recv.count >= recv.enough:
+        if self.slots.crowded and recv[3] >= self.plan.config.receives:
             self.fit()
 
     # Completions
@@ -396,7 +397,8 @@ class Link(AdapterSide):
     @property
     def pinned_bytes(self) -> int:
         """Bytes of its slots, and of its share of the budget of large messages.  In any thread."""
-        return self.slots.pinned_bytes + self.buffers.pinned_bytes
+        buffers = self._buffers
+        return self.slots.pinned_bytes + (0 if buffers is None else buffers.pinned_bytes)
 
     def _sums(self) -> str:
         state = self.state
@@ -434,8 +436,10 @@ class Link(AdapterSide):
         self.state.python = True  # recv() asks Python first, which refuses
 
     def _give_back(self) -> Sequence[Closing]:
-        parts = [*self.slots.close(self.qp), *self.buffers.lent_parts]
-        self.buffers.close(self.qp)
+        parts = self.slots.close(self.qp)
+        if self._buffers is not None:
+            parts += self._buffers.lent_parts
+            self._buffers.close(self.qp)
         return parts
 
 

@@ -520,7 +520,7 @@ async def _made(
     link = await request.open(
         functools.partial(Link.open, config=config, memory=memory), plan.pinned
     )
-    link.buffers.budget = listener._budget
+    link.budget = listener._budget
     try:
         connection = Connection(link, config)
     except BaseException:

@@ -53,6 +53,7 @@ from aiordma.endpoint.link import Link, memory_log
 from aiordma.errors import MessageTooLargeError
 from aiordma.loop.empty import EMPTY
 from aiordma.loop.wait_line import WaitLine
+from aiordma.memory.arena import Arena
 from aiordma.memory.byte_budget import AHEAD
 from aiordma.requests.exchange import Exchange
 from aiordma.requests.place import COPY_STEP
@@ -66,18 +67,21 @@ _INTO = 0
 class Window:
     """The receive slots of one connection."""
 
-    __slots__ = ("_config", "_link", "_recv", "_state")
+    __slots__ = ("_config", "_link", "_state")
 
     def __init__(self, link: Link, config: ConnectionConfig) -> None:
         self._link = link
         self._config = config
-        self._recv = link.slots.recv
         self._state: MessageState = link.state
+
+    @property
+    def _recv(self) -> Arena:
+        return self._link.slots.recv
 
     @property
     def size(self) -> int:
         """Data messages for which there are slots; those that are leaving do not count."""
-        return self._recv.count - self._state.control
+        return self._link.slots.counts[0] - self._state.control
 
     def back(self, slot: int) -> None:
         """Post a free slot that C has left to Python, or return it to the pool."""
@@ -285,7 +289,7 @@ class Receiver:
         self._state: MessageState = link.state
         self._waiters: WaitLine[int] = WaitLine()
         self._resumed = 0  # tasks of the line that have not looked yet: a message for each is there
-        self.slots: memoryview[int] = link.slots.recv.view
+        self.slots: memoryview[int] = link.slots.received
         self._failure: Callable[[], BaseException] | None = None
         self._ended: Callable[[], BaseException] | None = None
         self._lingering: list[tuple[Message, int, bool]] = []
@@ -299,7 +303,7 @@ class Receiver:
     @property
     def more_slots(self) -> memoryview:
         """All bytes of the slots that have come since."""
-        return self._link.slots.recv.more
+        return self._link.slots.more_received
 
     # From the adapter
 

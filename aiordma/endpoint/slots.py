@@ -27,14 +27,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
-from aiordma.endpoint.config import Plan
+from aiordma.endpoint.config import Plan, hello_of
 from aiordma.link.adapter_side import Closing
 from aiordma.link.completions import Completions
+from aiordma.link.keepalive import Wheel, loop_id, wheel_of
 from aiordma.link.shared_queues import SharedQueues
 from aiordma.loop import registry
 from aiordma.loop.workers import call_blocking
-from aiordma.memory.arena import Arena
+from aiordma.memory.arena import Arena, Place
 from aiordma.memory.budget import Share, SlotBudget, step_budget
 from aiordma.memory.elastic import ElasticArena, Keeper
 from aiordma.memory.memlock import FIRST
@@ -55,6 +57,8 @@ _INLINE = 128
 class Common:
     """The common objects of the connections with one plan; closed with the last connection.
 
+    What follows from configuration, device and loop is worked out here, once for all of them.
+
     Args:
         context: The device.
         plan: Values of the configuration.
@@ -63,6 +67,10 @@ class Common:
         OSError: The limit of open files is reached.
 
     Attributes:
+        plan: Values of the configuration.
+        bare: Whether the adapter has immediates.
+        checks: Whether this side asks for checksums of large messages.
+        state: Arguments of the connections' `MessageState`.
         attributes: Of the queue pairs, with room for inline messages where the adapter has it.
         without_inline: The same without that room.
         channel: Completion channel.
@@ -70,18 +78,27 @@ class Common:
         expected: Completions that a connection expects with its first slots; None for all.
         queues: Completion queues; None if each connection has a queue of its own.
         budget: Slots, or their bytes, that come with traffic; None if no slots come.
+        wheel: Where the connections stand to be asked for signs of life; None: they are not.
     """
 
     __slots__ = (
-        "_plan", "_releases", "attributes", "budget", "channel", "expected", "queues", "quiet",
-        "without_inline",
+        "_greeting", "_loop_id", "_releases", "attributes", "bare", "budget", "channel", "checks",
+        "expected", "plan", "queues", "quiet", "state", "wheel", "without_inline",
     )  # fmt: skip
 
     channel: CompletionChannel
 
     def __init__(self, context: Context, plan: Plan) -> None:
         config = plan.config
-        self._plan = plan  # keeps its identity, which is a part of the key
+        loop = asyncio.get_running_loop()
+        self.plan: Plan = plan  # keeps its identity, which is a part of the key
+        self.bare: bool = not context.is_iwarp
+        asks = config.check_large
+        self.checks: bool = context.is_software if asks is None else asks
+        grows = plan.grows and config.shared_slots is None
+        self.state: dict[str, int | bool] = plan.state(grows=grows)
+        self._loop_id = loop_id(loop)
+        self._greeting: bytes | None = None
         # Messages of a raw peer, and those on iWARP, raise no solicited event.
         self.quiet: bool = not (config.raw or context.is_iwarp)
         # Software iWARP cannot grow a queue: there is room for all completions from the beginning.
@@ -103,6 +120,28 @@ class Common:
         elif plan.grows:
             self.budget, release = step_budget()
             self._releases.append(release)
+        self.wheel: Wheel | None = None
+        if (interval := plan.silence[0]) is not None:
+            self.wheel, release = wheel_of(loop, interval)
+            self._releases.append(release)
+
+    def hello(self, private_data: bytes, room: int) -> bytes:
+        """A connection's half of the handshake, as private data of at most `room` bytes.
+
+        Args:
+            private_data: The program's.
+            room: Bytes.
+        """
+        if not private_data and self._greeting is not None:
+            return self._greeting
+        plan = self.plan
+        hello = hello_of(
+            plan.config, private_data, plan.window, check=self.checks, bare=self.bare,
+            loop_id=self._loop_id,
+        ).pack(room)  # fmt: skip
+        if not private_data:
+            self._greeting = hello
+        return hello
 
     @classmethod
     def of(cls, context: Context, plan: Plan) -> tuple[Common, Callable[[], None]]:
@@ -142,59 +181,118 @@ class _Leaving:
         await self._over.wait()
 
 
+class Buffered(Protocol):
+    """The adapter's side of a connection, as its slots see it."""
+
+    @property
+    def buffers(self) -> Keeper:
+        """The keeper of further slots."""
+
+
 class Slots:
     """The slots of one connection, and its completion queue; made by `open`.
 
+    The first slots are bytes of `first`, and C knows where they are (`places`).  The arenas, which
+    get further slots, are made when some are wanted: most connections never want any.
+
     Attributes:
         first: Memory of the first slots.
-        recv: For messages of the peer.
-        send: For messages to the peer.
-        control: For messages to the peer without data; None for a raw connection.
         completions: How all requests complete.
+        crowded: Address of a byte that is not 0 while a connection of the pool waits for slots; 0
+            without further slots.
     """
 
     __slots__ = (
-        "_loop", "_own_cq", "_share", "completions", "control", "first", "recv", "send",
+        "_budget", "_closed", "_own_cq", "_plan", "_recv", "_send", "_share", "_side", "completions",
+        "crowded", "first",
     )  # fmt: skip
 
-    _loop: asyncio.AbstractEventLoop  # of a member of a budget
     completions: Completions
-
-    recv: Arena
-    send: Arena
 
     def __init__(self, first: MemoryRegion, common: Common, plan: Plan) -> None:
         self.first: MemoryRegion = first
-        recv, send, *control = plan.places
-        self.control: Arena | None = Arena(first, control[0]) if control else None
+        self._plan = plan
+        self._recv: Arena | None = None
+        self._send: Arena | None = None
+        self._side: Buffered | None = None
         self._own_cq: CompletionQueue | None = None
         self._share: Share | None = None
-        if common.budget is None:
-            self.recv, self.send = Arena(first, recv), Arena(first, send)
-            self._set_completions(common, plan)
-            return
-        # Further slots come out of the budget.
-        self._loop = asyncio.get_running_loop()
-        share = self._share = common.budget.join(plan.guaranteed)
+        self._closed = False
+        budget = self._budget = common.budget
+        self.crowded: int = 0 if budget is None else budget.crowded
+        if budget is not None and plan.guaranteed:
+            share = self._share = budget.join(plan.guaranteed)
+            share.take(plan.guaranteed)
         try:
-            if plan.guaranteed:
-                share.take(plan.guaranteed)
-            config, step, unit = plan.config, plan.step, plan.unit
-            self.recv = ElasticArena(first, recv, config.receives, step, share, unit)
-            self.send = ElasticArena(first, send, config.send_depth, step, share, unit)
-            self._set_completions(common, plan)
+            if common.queues is not None:
+                cq = common.queues.take(plan.completions, common.expected)
+            else:
+                channel = common.channel
+                cq = self._own_cq = CompletionQueue(channel.context, plan.completions, channel)
         except BaseException:
-            share.leave()
+            self._leave()
             raise
-
-    def _set_completions(self, common: Common, plan: Plan) -> None:
-        if common.queues is not None:
-            cq = common.queues.take(plan.completions, common.expected)
-        else:
-            channel = common.channel
-            cq = self._own_cq = CompletionQueue(channel.context, plan.completions, channel)
         unused = self._own_cq is not None
         self.completions = Completions(common.channel, cq, quiet=common.quiet, unused=unused)
+
+    def _leave(self) -> None:
+        if self._share is not None:
+            self._share.leave()
+
+    def _arena(self, place: Place, most: int) -> Arena:
+        budget, plan = self._budget, self._plan
+        if budget is None:
+            return Arena(self.first, place)
+        share = self._share
+        if share is None:  # guaranteed nothing
+            share = self._share = budget.join(0)
+        arena = ElasticArena(self.first, place, most, plan.step, share, plan.unit)
+        if self._side is not None:
+            arena.keeper = self._side.buffers
+        if self._closed:
+            arena.close()
+            share.leave()
+        return arena
+
+    @property
+    def recv(self) -> Arena:
+        """The slots for messages of the peer.  In the loop's thread."""
+        if self._recv is None:
+            self._recv = self._arena(self._plan.places[0], self._plan.config.receives)
+        return self._recv
+
+    @property
+    def send(self) -> Arena:
+        """The slots for messages to the peer.  In the loop's thread."""
+        if self._send is None:
+            self._send = self._arena(self._plan.places[1], self._plan.config.send_depth)
+        return self._send
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """The numbers of slots for messages of the peer, and to the peer; in any thread."""
+        recv, send = self._recv, self._send
+        places = self._plan.places
+        return (
+            places[0][1] if recv is None else recv.count,
+            places[1][1] if send is None else send.count,
+        )
+
+    @property
+    def places(self) -> tuple[tuple[int, int, int, int], ...]:
+        """Where the first slots are: to receive, to send, and to send messages without data.
+
+        Each is the address of the first slot, the bytes of a slot, the local key, and their number.
+        A raw connection has no slots for messages without data.
+        """
+        addr, lkey = self.first.addr, self.first.lkey
+        return tuple((addr + start, size, lkey, count) for start, count, size in self._plan.places)
+
+    @property
+    def received(self) -> memoryview:
+        """All bytes of the first slots for messages of the peer."""
+        start, count, size = self._plan.places[0]
+        return self.first.view[start : start + count * size]
 
     @classmethod
     async def open(cls, pd: ProtectionDomain, common: Common, plan: Plan) -> Slots:
@@ -221,34 +319,40 @@ class Slots:
         return slots
 
     @property
+    def more_received(self) -> memoryview:
+        """All bytes of the slots for messages of the peer that have come since."""
+        return Arena.more if self._recv is None else self._recv.more
+
+    @property
     def regions(self) -> list[MemoryRegion]:
         """All memory that is registered now."""
-        return [self.first, *self.recv.steps, *self.send.steps]
+        made = (arena for arena in (self._recv, self._send) if arena is not None)
+        return [self.first, *(step for arena in made for step in arena.steps)]
 
     @property
     def pinned_bytes(self) -> int:
         """Bytes of `regions`; in any thread."""
         return sum(region.length for region in self.regions)
 
-    def serve_with(self, keeper: Keeper) -> None:
-        """Have `keeper` serve later slots as long as the queue pair may use them."""
-        for arena in (self.recv, self.send):
-            if isinstance(arena, ElasticArena):
-                arena.keeper = keeper
+    def serve_with(self, side: Buffered) -> None:
+        """Have the buffers of `side` serve later slots as long as the queue pair may use them."""
+        self._side = side
 
     def _free(self) -> None:
+        self._closed = True
+        self._side = None
         if self._own_cq is not None:
             self._own_cq.close()
-        self.send.close()
-        self.recv.close()
+        for arena in (self._send, self._recv):
+            if arena is not None:
+                arena.close()
         self.first.close()
         FIRST.count(-self.first.length)
 
     def abandon(self) -> None:
         """Free everything; there never was a queue pair."""
         self._free()
-        if self._share is not None:
-            self._share.leave()
+        self._leave()
 
     def close(self, qp: QueuePair) -> list[Closing]:
         """Free everything once the queue pair is gone; return the objects to wait for."""
@@ -256,11 +360,11 @@ class Slots:
         if self._own_cq is not None:
             parts.append(self._own_cq)
         self._free()
-        if self._share is not None and not self._share.used:
-            self._share.leave()
-        elif self._share is not None:
+        if self._share is None or not self._share.used:
+            self._leave()
+        else:
             # Not before the queue pair is gone: until then the memory is pinned.
-            leaving, loop = _Leaving(self._share), self._loop
+            leaving, loop = _Leaving(self._share), self._share.loop
 
             def leave(_: object) -> None:
                 if not loop.is_closed():

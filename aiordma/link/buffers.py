@@ -18,7 +18,7 @@ from aiordma.cm.connection_id import ConnectionId
 from aiordma.errors import ResourceClosedError
 from aiordma.link.source import source_of
 from aiordma.loop.workers import call_blocking
-from aiordma.memory.byte_budget import PROCESS_BUDGET, Account, ByteBudget
+from aiordma.memory.byte_budget import Account, ByteBudget
 from aiordma.memory.large_memory import LargeMemory, large_memory
 from aiordma.memory.lent import LentPart
 from aiordma.memory.pool import BufferPool
@@ -68,17 +68,17 @@ class Buffers:
         incoming_size: Bytes of buffers for messages of the peer that are kept for the next message.
         outgoing_size: Likewise, for messages that the peer reads.
         shared: The memory in whose protection domain the connection is, if any.
+        budget: Counts large messages.
 
     Attributes:
         shared: As the argument.
-        budget: Counts large messages; a listener sets its own before they can come.
         in_the_open: Whether the peer may write where its data land, for as long as that is
             registered.
     """
 
     __slots__ = (
-        "_account", "_closed", "_cm_id", "_incoming", "_let_memory_go", "_memory", "_outgoing",
-        "_pd", "_pinned", "_sizes", "budget", "in_the_open", "shared",
+        "_account", "_budget", "_closed", "_cm_id", "_incoming", "_let_memory_go", "_memory", "_outgoing",
+        "_pd", "_pinned", "_sizes", "in_the_open", "shared",
     )  # fmt: skip
 
     def __init__(
@@ -87,7 +87,8 @@ class Buffers:
         pd: ProtectionDomain,
         incoming_size: int,
         outgoing_size: int,
-        shared: Memory | None = None,
+        shared: Memory | None,
+        budget: ByteBudget,
     ) -> None:
         self._cm_id = cm_id
         self._pd = pd
@@ -100,14 +101,14 @@ class Buffers:
         self.shared: Memory | None = shared
         self._pinned: dict[MemoryRegion | LentPart, None] = _NOTHING
         self._closed = False
-        self.budget: ByteBudget = PROCESS_BUDGET
+        self._budget = budget
         self.in_the_open: bool = pd.context.is_iwarp
 
     @property
     def account(self) -> Account:
         """The connection's share of the budget; made for the first large message."""
         if self._account is None:
-            self._account = Account(self.budget, source_of(self._cm_id.destination_address))
+            self._account = Account(self._budget, source_of(self._cm_id.destination_address))
             if self._closed:
                 self._account.close()
         return self._account

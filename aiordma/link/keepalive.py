@@ -45,7 +45,7 @@ from aiordma.errors import ConnectTimeoutError
 from aiordma.loop import registry
 from aiordma.loop.timers import Timer, call_later, now
 
-__all__ = ["Keepalive", "loop_id"]
+__all__ = ["Keepalive", "Wheel", "loop_id", "wheel_of"]
 
 #: Ticks of an interval.
 _TICKS = 8
@@ -87,7 +87,7 @@ def loop_id(loop: asyncio.AbstractEventLoop) -> bytes:
     return registry.lasting("loop id", functools.partial(os.urandom, 8), loop)
 
 
-class _Wheel:
+class Wheel:
     """The looks that are due, of all connections and streams of a loop with the same interval.
 
     Args:
@@ -110,6 +110,12 @@ class _Wheel:
     def tick(self) -> int:
         """The last tick that has come."""
         return int(now() / self.step_s)
+
+    def begin(self, entry: _Due) -> int:
+        """Look for the first time, an interval from now; returns the tick."""
+        tick = math.ceil(now() / self.step_s) + _TICKS
+        self.add(entry, tick)
+        return tick
 
     def add(self, entry: _Due, tick: int) -> None:
         """Look at this tick."""
@@ -154,6 +160,14 @@ class _Wheel:
             timer.cancel()
 
 
+def wheel_of(
+    loop: asyncio.AbstractEventLoop, interval: float
+) -> tuple[Wheel, Callable[[], None]]:
+    """Return the wheel of a loop for an interval of so many seconds, and its release."""
+    key = "keepalive", interval
+    return registry.acquire(key, functools.partial(Wheel, loop, interval), loop)
+
+
 class _Group:
     """Connections whose peers are the same event loop.
 
@@ -173,7 +187,7 @@ class _Group:
         "_asked", "_key", "_late", "_line", "_silent", "_tick", "_wheel", "ended", "sign", "since",
     )  # fmt: skip
 
-    def __init__(self, wheel: _Wheel, key: Hashable, tick: int, *, late: bool) -> None:
+    def __init__(self, wheel: Wheel, key: Hashable, tick: int, *, late: bool) -> None:
         self._wheel = wheel
         self._key = key
         self._late = late
@@ -267,8 +281,7 @@ class Keepalive:
         "_silent", "_since", "_tick", "_timer", "_wheel",
     )  # fmt: skip
 
-    _wheel: _Wheel
-    _release: Callable[[], None]
+    _wheel: Wheel
 
     def __init__(
         self,
@@ -293,18 +306,29 @@ class Keepalive:
         self._since = self._tick = 0  # of the last look that found one; of the next look
         self._peer: Peer | None = None
         self._timer: Timer | None = None
+        self._release: Callable[[], None] | None = None
 
     def start(self, peer: Peer) -> None:
-        """The connection is there."""
+        """The stream is there."""
         if (interval := self._interval) is None:
             return
-        self._wheel, self._release = registry.acquire(
-            ("keepalive", interval), functools.partial(_Wheel, self._loop, interval), self._loop
-        )
+        self._wheel, self._release = wheel_of(self._loop, interval)
         self._peer = peer
-        self._since = math.ceil(now() / self._wheel.step_s)
-        self._tick = self._since + _TICKS
-        self._wheel.add(self, self._tick)
+        self._tick = self._wheel.begin(self)
+        self._since = self._tick - _TICKS
+
+    def take_over(self, peer: Peer, wheel: Wheel, first: int, tick: int) -> None:
+        """Go on for a connection that has stood in the wheel itself, until its first look.
+
+        Args:
+            peer: The connection.
+            wheel: Its wheel, which the caller releases.
+            first: The tick for which it stood there.
+            tick: The tick that has come.
+        """
+        self._wheel, self._peer = wheel, peer
+        self._tick, self._since = first, first - _TICKS
+        self._look(tick)
 
     def _look(self, tick: int) -> None:
         peer = self._peer
@@ -417,7 +441,8 @@ class Keepalive:
                 self._group.discard(self)
             else:
                 self._wheel.discard(self, self._tick)
-            self._release()
+            if self._release is not None:
+                self._release()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

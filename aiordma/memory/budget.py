@@ -83,6 +83,11 @@ class Share:
             budget._freed(self._committed)
 
     @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop of the pool."""
+        return self._budget._loop
+
+    @property
     def _committed(self) -> int:
         return max(self.used, self.guaranteed)
 

@@ -12,7 +12,6 @@ from aiordma import Connection, ConnectionEvents, Listener
 from aiordma._core import MessageState
 from aiordma.cm.address import Address
 from aiordma.endpoint import large, one_sided, receiving, sending, slots
-from aiordma.endpoint.config import Plan
 from aiordma.endpoint.large import Fetcher, LargeMessages
 from aiordma.endpoint.lease import Lease
 from aiordma.endpoint.link import Link, LinkOwner
@@ -190,10 +189,6 @@ def hello_from(connection: Connection, private_data: bytes, room: int) -> bytes:
     """This side's half of the handshake."""
     return connection._hello(private_data, room)
 
-
-def hellos_kept(plan: Plan) -> int:
-    """How many hellos are kept for the next connections."""
-    return len(plan._hellos)
 
 
 def peer_loop_of(connection: Connection) -> object:

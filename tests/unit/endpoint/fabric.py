@@ -34,9 +34,10 @@ from aiordma.endpoint.config import (
     plan_of,
 )
 from aiordma.endpoint.connection import Connection
-from aiordma.endpoint.large import checks
 from aiordma.endpoint.link import Link
+from aiordma.endpoint.slots import Common
 from aiordma.link.completions import Completions
+from aiordma.link.keepalive import Wheel, loop_id
 from aiordma.memory import elastic
 from aiordma.memory.byte_budget import Account, ByteBudget
 from aiordma.memory.large_memory import LargeMemory
@@ -51,7 +52,14 @@ from tests.inside.endpoint import (
 )
 
 from ..core.completing import Queue, QueuePair, completion
-from ..memory.fake_memory import AnyFakeArena, FakeArena, FakeElastic, FakePool, FakeRegion
+from ..memory.fake_memory import (
+    AnyFakeArena,
+    FakeArena,
+    FakeElastic,
+    FakePool,
+    FakeRegion,
+    FakeSlots,
+)
 
 Step = tuple[str, int]
 
@@ -119,6 +127,18 @@ class _FakeCompletions(Completions):
             link.sweep()
 
 
+class FakeCommon(Common):
+    """What follows from the configuration, of connections whose adapter is fake."""
+
+    def __init__(self, config: ConnectionConfig, loop: asyncio.AbstractEventLoop) -> None:
+        self.plan = plan_of(config)
+        self.bare = True
+        self.checks = bool(config.check_large)
+        interval = self.plan.silence[0]
+        self.wheel = None if interval is None else Wheel(loop, interval)
+        self._loop_id, self._greeting = loop_id(loop), None
+
+
 class FakeLink(Link):
     """The adapter's side of a connection, whose adapter is fake.
 
@@ -153,7 +173,7 @@ class FakeLink(Link):
             FakeArena(config.receives, config.slot_size),
         )
         control = None if config.raw else FakeArena(CONTROL_SLOTS, CONTROL_SIZE)
-        self.slots = SimpleNamespace(send=send, recv=recv, control=control)
+        self.slots = FakeSlots(recv, send, control)
         for arena in (send, recv):
             if isinstance(arena, FakeElastic):
                 arena.keeper = self
@@ -164,9 +184,11 @@ class FakeLink(Link):
         self.pool, self.outgoing = FakePool(), FakePool()
         self.context = SimpleNamespace(name="fake0", is_software=False, is_iwarp=False)
         self.in_the_open = False
+        self.common: Any = FakeCommon(config, self.loop)
         self.account = Account(ByteBudget(1 << 30), "peer")
         self.memory = LargeMemory(1 << 30)
         self._owner = None
+        self.shared = None
         self.closed = False
         self.failure = None
         self.posted = 0
@@ -199,11 +221,6 @@ class FakeLink(Link):
         self.reads: deque[tuple[int, FakeRegion, int, int, tuple[int, int]]] = deque()
         self.busy: set[int] = set()  # own send slots under way
         self.pinned: set[Any] = set()
-
-    @property
-    def shared(self) -> None:
-        """No memory: the domain is its own."""
-        return
 
     @property
     def own_pd(self) -> bool:
@@ -490,7 +507,7 @@ class Wire:
         """The peer's half of the handshake is known on `side`."""
         peer = self.configs[1 - side]
         window = receiver_of(self.ends[1 - side]).window.size
-        check = checks(self.links[1 - side].context, peer)
+        check = self.links[1 - side].common.checks
         meet(self.ends[side], hello_of(peer, b"", window, check=check), peer.responder_resources)
 
     async def open(self) -> None:

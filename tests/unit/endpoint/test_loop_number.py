@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from aiordma.endpoint.config import DEFAULTS, ConnectionConfig, hello_of, plan_of
+from aiordma.endpoint.config import ConnectionConfig, hello_of
 from aiordma.endpoint.wire import Hello
-from tests.inside.endpoint import hello_from, hellos_kept, meet, peer_loop_of
+from tests.inside.endpoint import hello_from, meet, peer_loop_of
 
 from ..conftest import Run
 from .fabric import Wire
@@ -55,12 +55,3 @@ def test_all_hellos_of_a_loop_name_it_and_no_other_loop_does(run: Run) -> None:
     assert here[0] == here[1]
     assert there[0] == there[1]
     assert here != there
-
-
-def test_a_loop_leaves_nothing_in_the_values_that_all_loops_share() -> None:
-    plan = plan_of(DEFAULTS)
-    for loop in range(100):
-        number = loop.to_bytes(8, "big")
-        packed = plan.hello(b"", 3, 56, check=False, bare=True, loop_id=number)
-        assert packed == hello_of(DEFAULTS, b"", 3, bare=True, loop_id=number).pack(56)
-    assert hellos_kept(plan) <= 16

@@ -45,6 +45,11 @@ class Slots:
         link: Any = self
         self.window = Window(link, config)
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Slots to receive and to send."""
+        return self.count, SENDS
+
     def _send(self, wr: Any) -> None:
         """A frame without data."""
         place = wr.wr_id >> SUB_SHIFT

@@ -174,6 +174,41 @@ class FakeElastic(ElasticArena):
 AnyFakeArena = FakeArena | FakeElastic
 
 
+class FakeSlots:
+    """The slots of a connection; those to receive, to send, and to send without data."""
+
+    def __init__(
+        self, recv: AnyFakeArena, send: AnyFakeArena, control: FakeArena | None = None
+    ) -> None:
+        self.recv, self.send, self.control = recv, send, control
+
+    @property
+    def crowded(self) -> int:
+        """Address of the byte of the pool."""
+        return self.recv.crowded if isinstance(self.recv, FakeElastic) else 0
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Slots to receive and to send."""
+        return self.recv.count, self.send.count
+
+    @property
+    def places(self) -> list[tuple[int, int, int, int]]:
+        """Where they are, for C."""
+        arenas = (self.recv, self.send, self.control)
+        return [(a.addr, a.slot_size, a.lkey, a.count) for a in arenas if a is not None]
+
+    @property
+    def received(self) -> memoryview:
+        """Bytes of the first slots to receive."""
+        return self.recv.view
+
+    @property
+    def more_received(self) -> memoryview:
+        """Bytes of the others."""
+        return self.recv.more
+
+
 class FakePool:
     """Buffers for large messages."""
 
