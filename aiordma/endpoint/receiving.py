@@ -269,7 +269,6 @@ class Receiver:
     """The receiving side of one connection.
 
     Attributes:
-        window: Receive slots.
         large: Large messages that were announced and not taken, in order.
         fetcher: Fetches large messages; None before the first.
         slots: All bytes of the first slots, of which a message has its own.
@@ -279,26 +278,31 @@ class Receiver:
             are not fetched ahead; until it takes a large message without.
     """
 
-    __slots__ = (
-        "_ended", "_failure", "_lingering", "_link", "_resumed", "_state", "_waiters", "exchange",
-        "fetcher", "has_memory", "large", "slots", "window",
-    )  # fmt: skip
+    # What most receivers never have is of the class: its making takes no time.
+    _resumed = 0  # tasks of the line that have not looked yet: a message for each is there
+    _failure: Callable[[], BaseException] | None = None
+    _ended: Callable[[], BaseException] | None = None
+    _window: Window | None = None
+    large: deque[Large] = EMPTY
+    fetcher: Fetches | None = None
+    exchange: Exchange | None = None
+    has_memory: bool = False
 
     def __init__(self, link: Link, config: ConnectionConfig) -> None:
         self._link = link
+        self._config = config
         self._state: MessageState = link.state
         self._waiters: WaitLine[int] = WaitLine()
-        self._resumed = 0  # tasks of the line that have not looked yet: a message for each is there
         self.slots: memoryview[int] = link.slots.received
-        self._failure: Callable[[], BaseException] | None = None
-        self._ended: Callable[[], BaseException] | None = None
         self._lingering: list[tuple[Message, int, bool]] = []
-        self.large: deque[Large] = EMPTY
-        self.fetcher: Fetches | None = None
-        self.exchange: Exchange | None = None
-        self.has_memory: bool = False
-        self.window: Window = Window(link, config)
         self._state.receiver = self
+
+    @property
+    def window(self) -> Window:
+        """Receive slots."""
+        if self._window is None:
+            self._window = Window(self._link, self._config)
+        return self._window
 
     @property
     def more_slots(self) -> memoryview:
