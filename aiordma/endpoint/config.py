@@ -11,7 +11,7 @@ from aiordma._core import LANDING_SIZE, LANDINGS
 from aiordma.arguments import check_kind
 from aiordma.cm.connection_parameter import ConnectionParameter, Offer
 from aiordma.cm.qp_transition import QPPolicy
-from aiordma.endpoint.wire import FRAME_SIZE, HELLO_SIZE, RENDEZVOUS, Hello
+from aiordma.endpoint.wire import FRAME_SIZE, RENDEZVOUS, Hello
 from aiordma.link.config_check import check_numbers, check_seconds, check_wait
 from aiordma.loop.kept import Kept, kept
 from aiordma.memory.arena import Place

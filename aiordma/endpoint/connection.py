@@ -119,7 +119,7 @@ class Connection:
         private_data: Bytes that the peer's program sent with the handshake.
     """
 
-    # What most connections never have, or get later, is of the class: its making takes no time.
+    # The attributes that a connection gets later, or never, begin as the class's.
     private_data: bytes = b""
     _request_budget: RequestBudget | None = None  # a listener sets its own
     # Addresses of peer and this side; empty: not asked for yet; None: before the handshake.
@@ -132,11 +132,7 @@ class Connection:
     _late = False  # whether the peer asks for signs of life first
     _first_look = 0  # tick of the wheel for which it stands there itself; 0: for none
     _keepalive: Keepalive | None = None  # from the first look on
-    _own_sender: Sender | None = None
-    _own_ending: Ending | None = None
-    _own_goodbye: Goodbye | None = None
     _own_large: LargeMessages | None = None
-    _own_one_sided: OneSided | None = None
     _events: EventHub | None = None
 
     def __init__(self, link: Link, config: ConnectionConfig) -> None:
@@ -156,23 +152,17 @@ class Connection:
         state.handler = self._on_events
         link.start(self)
 
-    @property
+    @functools.cached_property
     def _sender(self) -> Sender:
-        if self._own_sender is None:
-            self._own_sender = Sender(self._link, self.config)
-        return self._own_sender
+        return Sender(self._link, self.config)
 
-    @property
+    @functools.cached_property
     def _ending(self) -> Ending:
-        if self._own_ending is None:
-            self._own_ending = Ending(self._link)
-        return self._own_ending
+        return Ending(self._link)
 
-    @property
+    @functools.cached_property
     def _one_sided(self) -> OneSided:
-        if self._own_one_sided is None:
-            self._own_one_sided = OneSided(self._link, self.config, self._outcome)
-        return self._own_one_sided
+        return OneSided(self._link, self.config, self._outcome)
 
     @property
     def _large(self) -> LargeMessages:
@@ -184,13 +174,9 @@ class Connection:
                 self._own_large.agree(self._theirs, self._reads)
         return self._own_large
 
-    @property
+    @functools.cached_property
     def _goodbye(self) -> Goodbye:
-        if self._own_goodbye is None:
-            self._own_goodbye = Goodbye(
-                self._link, self.config, self._outcome, self._sender, self._ending
-            )
-        return self._own_goodbye
+        return Goodbye(self._link, self.config, self._outcome, self._sender, self._ending)
 
     # Messages
 
@@ -982,10 +968,9 @@ class Connection:
         """Make the keepalive, which has the later looks: many connections live for less."""
         link, first, self._first_look = self._link, self._first_look, 0
         if first and link.common.wheel is not None:
-            interval, limit = link.plan.silence
             name = _RAW_SILENCE if self.config.raw else _SILENCE
             self._keepalive = Keepalive(
-                link.loop, interval, limit, name, late=self._late, peer_loop=self._peer_loop
+                link.loop, *link.plan.silence, name, late=self._late, peer_loop=self._peer_loop
             )
             self._keepalive.take_over(self, link.common.wheel, first, tick)
 
@@ -1045,23 +1030,23 @@ class Connection:
             self._sender.attend()
 
     def _on_frames(self) -> None:
-        state, window = self._state, self._receiver.window
+        state, receiver = self._state, self._receiver
         if self._established is not None and state.said:  # by the first frame of the client
             self._link.cm_id.notify_established()
             self._watch()
             if not self._established.done():
                 self._established.set_result(None)
-        if (fetcher := self._receiver.fetcher) is not None:
+        if (fetcher := receiver.fetcher) is not None:
             for number in self._link.take_reads():
                 fetcher.on_read(number)
-        if state.grows:
-            window.grow()
+        if state.grows and not state.unused:
+            receiver.window.grow()
         for slot in state.take_freed():
-            window.back(slot)
+            receiver.window.back(slot)
         if (state.landing_wanted or state.peer_landing) and self._outcome.cause is None:
             self._large.landings.look()
         if state.large:
-            window.take_announcements(self._announce)
+            receiver.window.take_announcements(self._announce)
         while (done := state.next_done()) is not None:
             if self._outcome.cause is None:
                 self._large.exposer.on_done(*done)
@@ -1164,8 +1149,8 @@ class Connection:
         if self._own_large is not None:
             self._own_large.fail(outcome.failure)
         self._receiver.fail(outcome.failure)
-        if self._own_one_sided is not None:
-            self._own_one_sided.operations.explained()
+        if "_one_sided" in vars(self):
+            self._one_sided.operations.explained()
         self._begin_end()
 
     def _begin_end(self) -> None:

@@ -102,11 +102,10 @@ from aiordma.memory.byte_budget import AHEAD, HELD
 from aiordma.memory.large_memory import DEREGISTER_S
 from aiordma.memory.pool import room_of
 from aiordma.requests.place import Place
-from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
 
-__all__ = ["Fetcher", "LargeMessages", "checks"]
+__all__ = ["Fetcher", "LargeMessages"]
 
 _T = TypeVar("_T")
 _READ_CHUNK = 1 << 20
@@ -794,11 +793,7 @@ class LargeMessages:
     @property
     def checked(self) -> bool:
         """Whether the peer's large messages have checksums."""
-        return (
-            self._hello is not None
-            and self._hello.knows_checksums
-            and self._link.common.checks
-        )
+        return self._hello is not None and self._hello.knows_checksums and self._link.common.checks
 
     def agree(self, hello: Hello, reads: int) -> None:
         """Take the peer's numbers; `reads` is how many RDMA READs it serves at a time."""

@@ -29,7 +29,6 @@ from aiordma._core import (
 from aiordma._ffi import ffi
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.endpoint.config import (
-    CONTROL_SLOTS,
     COPIED_BYTES,
     LANDING_SIZES,
     ConnectionConfig,
@@ -47,7 +46,6 @@ from aiordma.memory.byte_budget import AHEAD, PROCESS_BUDGET, ByteBudget
 from aiordma.memory.elastic import ElasticArena
 from aiordma.memory.large_memory import DEREGISTER_S
 from aiordma.memory.shared import Memory, Sharer
-from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access, QPAttrMask, SendFlags
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
@@ -61,8 +59,6 @@ memory_log: Log = log_of("memory")
 
 _SIGNALED = int(SendFlags.SIGNALED)
 _SOLICITED = int(SendFlags.SOLICITED)
-# The rights that a peer can have; numbers, because flags of an enumeration take longer.
-_RIGHTS = (int(Access.REMOTE_READ), int(Access.REMOTE_WRITE), int(Access.REMOTE_ATOMIC))
 _LANDS = Access.LOCAL_WRITE | Access.REMOTE_WRITE
 
 
@@ -113,26 +109,6 @@ class LinkOwner(Owner, Sharer, Protocol):
         """
 
 
-class _Rights:
-    """The uses of each access that the peer may have; a large message changes them four times."""
-
-    __slots__ = ("_uses", "allowed")
-
-    def __init__(self) -> None:
-        self._uses = dict.fromkeys(_RIGHTS, 0)
-        self.allowed = 0
-
-    def count(self, rights: Access, step: int) -> bool:
-        """Count one use more or less; return whether the accesses have changed."""
-        before, number = self.allowed, int(rights)
-        for right in _RIGHTS:
-            if number & right:
-                self._uses[right] += step
-                used = self._uses[right] > 0
-                self.allowed = self.allowed | right if used else self.allowed & ~right
-        return self.allowed != before
-
-
 class Link(AdapterSide):
     """The queue pair of one connection of messages and its resources.
 
@@ -140,16 +116,13 @@ class Link(AdapterSide):
 
     Attributes:
         common: The objects that it shares with the other connections of its configuration.
-        plan: Values of its configuration.
         state: Messages, credits and operations.
         slots: Memory of short messages, of the peer and to the peer.
         shared: The memory in whose protection domain it is; None: the domain is its own.
         budget: Counts large messages; a listener sets its own before they can come.
     """
 
-    __slots__ = (
-        "_buffers", "_rights", "budget", "common", "plan", "shared", "slots", "state",
-    )  # fmt: skip
+    __slots__ = ("_buffers", "budget", "common", "shared", "slots", "state")
 
     _owner: LinkOwner | None
 
@@ -167,16 +140,14 @@ class Link(AdapterSide):
         super().__init__(cm_id, pd.context, slots.completions, pd, qp)
         qp._posted_in_c = True
         self.common: Common = common
-        self.plan: Plan = common.plan
         self.slots: Slots = slots
         self.shared: Memory | None = memory
         self.budget: ByteBudget = PROCESS_BUDGET
-        self.state: MessageState = MessageState(self.loop, **common.state)
+        self.state: MessageState = MessageState(self.loop, **common.state)  # type: ignore[arg-type]
         config = self.plan.config
         if config.wait != "event" and (spins := self.completions.spins(config, 2)):
             self.state.spin_with(*spins)
-        self._buffers: Buffers | None = None  # made for the first large message
-        self._rights: _Rights | None = None  # made for the first right
+        self._buffers: Buffers | None = None  # made for the first large message, or right
         slots.serve_with(self)
 
     @classmethod
@@ -219,13 +190,18 @@ class Link(AdapterSide):
         return link
 
     @property
+    def plan(self) -> Plan:
+        """Values of its configuration."""
+        return self.common.plan
+
+    @property
     def buffers(self) -> Buffers:
-        """The memory of large messages, and of slots that have come.  In the loop's thread."""
+        """The memory beside the first slots.  In the loop's thread."""
         if self._buffers is None:
             config = self.plan.config
             window = config.rendezvous_window * COPIED_BYTES
             self._buffers = Buffers(
-                self.cm_id, self.pd, config.receive_buffer_size, window, self.shared, self.budget
+                self.cm_id, self.pd, config.receive_buffer_size, window, self.budget
             )
             if self.closed:
                 self._buffers.close(self.qp)
@@ -242,12 +218,13 @@ class Link(AdapterSide):
         if (memory := self.shared) is not None:
             memory._join(owner)
         self._begin()
-        self._bind()
+        receives = self._bind()
         self.completions.let_c_take(self.state, self.state)
-        if code := self.state.post_receives(self.slots.counts[0]):
+        if code := self.state.post_receives(receives):
             self.check(code, "ibv_post_recv")
 
-    def _bind(self) -> None:
+    def _bind(self) -> int:
+        """Tell C where queue pair and slots are; return the number of receives."""
         recv, send, *control = self.slots.places
         self.state.bind(
             int(ffi.cast("uintptr_t", self._qp_handle)),
@@ -262,6 +239,7 @@ class Link(AdapterSide):
         )
         if self.slots.crowded and recv[3] >= self.plan.config.receives:
             self.fit()
+        return recv[3]
 
     # Completions
 
@@ -370,19 +348,16 @@ class Link(AdapterSide):
     @property
     def allowed(self) -> int:
         """The accesses that the queue pair allows the peer."""
-        return 0 if self._rights is None else self._rights.allowed
+        return 0 if self._buffers is None else self._buffers.rights.allowed
 
     def open_access(self, rights: Access) -> None:
         """Allow the peer these accesses to regions that are registered for it; counted."""
-        if self._rights is None:
-            self._rights = _Rights()
-        if self._rights.count(rights, 1):
+        if self.buffers.rights.count(rights, 1):
             self._set_access()
 
     def close_access(self, rights: Access) -> None:
         """Undo one `open_access`: a right that no use needs is taken back."""
-        assert self._rights is not None
-        changed = self._rights.count(rights, -1)
+        changed = self.buffers.rights.count(rights, -1)
         if changed and not self.closed and self.failure is None:
             self._set_access()
 

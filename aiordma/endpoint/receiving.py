@@ -38,6 +38,7 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
@@ -278,11 +279,10 @@ class Receiver:
             are not fetched ahead; until it takes a large message without.
     """
 
-    # What most receivers never have is of the class: its making takes no time.
+    # The attributes that a receiver gets later, or never, begin as the class's.
     _resumed = 0  # tasks of the line that have not looked yet: a message for each is there
     _failure: Callable[[], BaseException] | None = None
     _ended: Callable[[], BaseException] | None = None
-    _window: Window | None = None
     large: deque[Large] = EMPTY
     fetcher: Fetches | None = None
     exchange: Exchange | None = None
@@ -297,12 +297,10 @@ class Receiver:
         self._lingering: list[tuple[Message, int, bool]] = []
         self._state.receiver = self
 
-    @property
+    @functools.cached_property
     def window(self) -> Window:
         """Receive slots."""
-        if self._window is None:
-            self._window = Window(self._link, self._config)
-        return self._window
+        return Window(self._link, self._config)
 
     @property
     def more_slots(self) -> memoryview:

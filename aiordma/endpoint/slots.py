@@ -26,6 +26,7 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from typing import Protocol
 
@@ -57,7 +58,7 @@ _INLINE = 128
 class Common:
     """The common objects of the connections with one plan; closed with the last connection.
 
-    What follows from configuration, device and loop is worked out here, once for all of them.
+    The values that follow from configuration, device and loop are found here, once for all.
 
     Args:
         context: The device.
@@ -202,27 +203,20 @@ class Slots:
             without further slots.
     """
 
-    __slots__ = (
-        "_budget", "_closed", "_own_cq", "_plan", "_recv", "_send", "_share", "_side", "completions",
-        "crowded", "first",
-    )  # fmt: skip
-
+    _closed = False
+    _own_cq: CompletionQueue | None = None
+    _share: Share | None = None  # of the budget
+    _side: Buffered | None = None
     completions: Completions
 
     def __init__(self, first: MemoryRegion, common: Common, plan: Plan) -> None:
         self.first: MemoryRegion = first
         self._plan = plan
-        self._recv: Arena | None = None
-        self._send: Arena | None = None
-        self._side: Buffered | None = None
-        self._own_cq: CompletionQueue | None = None
-        self._share: Share | None = None
-        self._closed = False
         budget = self._budget = common.budget
         self.crowded: int = 0 if budget is None else budget.crowded
         if budget is not None and plan.guaranteed:
-            share = self._share = budget.join(plan.guaranteed)
-            share.take(plan.guaranteed)
+            self._share = budget.join(plan.guaranteed)
+            self._share.take(plan.guaranteed)
         try:
             if common.queues is not None:
                 cq = common.queues.take(plan.completions, common.expected)
@@ -243,40 +237,39 @@ class Slots:
         budget, plan = self._budget, self._plan
         if budget is None:
             return Arena(self.first, place)
-        share = self._share
-        if share is None:  # guaranteed nothing
-            share = self._share = budget.join(0)
-        arena = ElasticArena(self.first, place, most, plan.step, share, plan.unit)
+        if self._share is None:  # it is guaranteed nothing
+            self._share = budget.join(0)
+        arena = ElasticArena(self.first, place, most, plan.step, self._share, plan.unit)
         if self._side is not None:
             arena.keeper = self._side.buffers
         if self._closed:
             arena.close()
-            share.leave()
+            self._leave()
         return arena
 
-    @property
+    @functools.cached_property
     def recv(self) -> Arena:
         """The slots for messages of the peer.  In the loop's thread."""
-        if self._recv is None:
-            self._recv = self._arena(self._plan.places[0], self._plan.config.receives)
-        return self._recv
+        return self._arena(self._plan.places[0], self._plan.config.receives)
 
-    @property
+    @functools.cached_property
     def send(self) -> Arena:
         """The slots for messages to the peer.  In the loop's thread."""
-        if self._send is None:
-            self._send = self._arena(self._plan.places[1], self._plan.config.send_depth)
-        return self._send
+        return self._arena(self._plan.places[1], self._plan.config.send_depth)
+
+    @property
+    def _arenas(self) -> tuple[Arena | None, Arena | None]:
+        """Those that were made."""
+        return vars(self).get("recv"), vars(self).get("send")
 
     @property
     def counts(self) -> tuple[int, int]:
         """The numbers of slots for messages of the peer, and to the peer; in any thread."""
-        recv, send = self._recv, self._send
-        places = self._plan.places
-        return (
-            places[0][1] if recv is None else recv.count,
-            places[1][1] if send is None else send.count,
+        recv, send = (
+            place[1] if arena is None else arena.count
+            for arena, place in zip(self._arenas, self._plan.places, strict=False)
         )
+        return recv, send
 
     @property
     def places(self) -> tuple[tuple[int, int, int, int], ...]:
@@ -286,7 +279,9 @@ class Slots:
         A raw connection has no slots for messages without data.
         """
         addr, lkey = self.first.addr, self.first.lkey
-        return tuple((addr + start, size, lkey, count) for start, count, size in self._plan.places)
+        return tuple(
+            [(addr + start, size, lkey, count) for start, count, size in self._plan.places]
+        )
 
     @property
     def received(self) -> memoryview:
@@ -321,13 +316,13 @@ class Slots:
     @property
     def more_received(self) -> memoryview:
         """All bytes of the slots for messages of the peer that have come since."""
-        return Arena.more if self._recv is None else self._recv.more
+        recv, _ = self._arenas
+        return Arena.more if recv is None else recv.more
 
     @property
     def regions(self) -> list[MemoryRegion]:
         """All memory that is registered now."""
-        made = (arena for arena in (self._recv, self._send) if arena is not None)
-        return [self.first, *(step for arena in made for step in arena.steps)]
+        return [self.first, *(step for arena in self._arenas if arena for step in arena.steps)]
 
     @property
     def pinned_bytes(self) -> int:
@@ -343,7 +338,7 @@ class Slots:
         self._side = None
         if self._own_cq is not None:
             self._own_cq.close()
-        for arena in (self._send, self._recv):
+        for arena in self._arenas:
             if arena is not None:
                 arena.close()
         self.first.close()

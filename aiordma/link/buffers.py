@@ -22,16 +22,17 @@ from aiordma.memory.byte_budget import Account, ByteBudget
 from aiordma.memory.large_memory import LargeMemory, large_memory
 from aiordma.memory.lent import LentPart
 from aiordma.memory.pool import BufferPool
-from aiordma.memory.shared import Memory
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QueuePair
 
-__all__ = ["Buffers", "settled", "sum_of"]
+__all__ = ["Buffers", "Rights", "settled", "sum_of"]
 
 #: In place of a dict, until a region is pinned.
 _NOTHING: dict[MemoryRegion | LentPart, None] = {}
+# The rights that a peer can have; numbers, because flags of an enumeration take longer.
+_RIGHTS = (int(Access.REMOTE_READ), int(Access.REMOTE_WRITE), int(Access.REMOTE_ATOMIC))
 _LANDS_ON_IWARP = Access.LOCAL_WRITE | Access.REMOTE_WRITE
 
 
@@ -59,6 +60,26 @@ async def sum_of(view: memoryview, before: int = 0) -> int:
     return await call_blocking(lambda: crc32c(before, view), undo=lambda _: None)
 
 
+class Rights:
+    """The uses of each access that the peer may have; a large message changes them four times."""
+
+    __slots__ = ("_uses", "allowed")
+
+    def __init__(self) -> None:
+        self._uses = dict.fromkeys(_RIGHTS, 0)
+        self.allowed = 0
+
+    def count(self, rights: Access, step: int) -> bool:
+        """Count one use more or less; return whether the accesses have changed."""
+        before, number = self.allowed, int(rights)
+        for right in _RIGHTS:
+            if number & right:
+                self._uses[right] += step
+                used = self._uses[right] > 0
+                self.allowed = self.allowed | right if used else self.allowed & ~right
+        return self.allowed != before
+
+
 class Buffers:
     """The buffers of one connection.
 
@@ -67,18 +88,17 @@ class Buffers:
         pd: Protection domain.
         incoming_size: Bytes of buffers for messages of the peer that are kept for the next message.
         outgoing_size: Likewise, for messages that the peer reads.
-        shared: The memory in whose protection domain the connection is, if any.
         budget: Counts large messages.
 
     Attributes:
-        shared: As the argument.
+        rights: The rights of the peer.
         in_the_open: Whether the peer may write where its data land, for as long as that is
             registered.
     """
 
     __slots__ = (
-        "_account", "_budget", "_closed", "_cm_id", "_incoming", "_let_memory_go", "_memory", "_outgoing",
-        "_pd", "_pinned", "_sizes", "in_the_open", "shared",
+        "_account", "_budget", "_closed", "_cm_id", "_incoming", "_let_memory_go", "_memory",
+        "_outgoing", "_pd", "_pinned", "_sizes", "in_the_open", "rights",
     )  # fmt: skip
 
     def __init__(
@@ -87,7 +107,6 @@ class Buffers:
         pd: ProtectionDomain,
         incoming_size: int,
         outgoing_size: int,
-        shared: Memory | None,
         budget: ByteBudget,
     ) -> None:
         self._cm_id = cm_id
@@ -98,7 +117,7 @@ class Buffers:
         self._account: Account | None = None
         self._memory: LargeMemory | None = None
         self._let_memory_go: Callable[[], None] | None = None
-        self.shared: Memory | None = shared
+        self.rights: Rights = Rights()
         self._pinned: dict[MemoryRegion | LentPart, None] = _NOTHING
         self._closed = False
         self._budget = budget

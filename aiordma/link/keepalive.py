@@ -114,7 +114,10 @@ class Wheel:
     def begin(self, entry: _Due) -> int:
         """Look for the first time, an interval from now; returns the tick."""
         tick = math.ceil(now() / self.step_s) + _TICKS
-        self.add(entry, tick)
+        if (due := self._due.get(tick)) is not None and self._timer is not None:
+            due[entry] = None  # as many connections that begin together
+        else:
+            self.add(entry, tick)
         return tick
 
     def add(self, entry: _Due, tick: int) -> None:
@@ -160,9 +163,7 @@ class Wheel:
             timer.cancel()
 
 
-def wheel_of(
-    loop: asyncio.AbstractEventLoop, interval: float
-) -> tuple[Wheel, Callable[[], None]]:
+def wheel_of(loop: asyncio.AbstractEventLoop, interval: float) -> tuple[Wheel, Callable[[], None]]:
     """Return the wheel of a loop for an interval of so many seconds, and its release."""
     key = "keepalive", interval
     return registry.acquire(key, functools.partial(Wheel, loop, interval), loop)

@@ -408,6 +408,8 @@ class CompletionQueue(Resource):
         """Whether so many more can be promised; grows for them."""
         if self._error is not None:
             return False
+        if self._room.needed(depth, expected) <= self._room.size:
+            return True
         with _promises:
             try:
                 self._fit(depth, expected)

@@ -190,7 +190,6 @@ def hello_from(connection: Connection, private_data: bytes, room: int) -> bytes:
     return connection._hello(private_data, room)
 
 
-
 def peer_loop_of(connection: Connection) -> object:
     """The event loop of the peer, as far as it is known."""
     return connection._peer_loop

@@ -167,7 +167,6 @@ class FakeLink(Link):
         self, config: ConnectionConfig, arenas: tuple[AnyFakeArena, AnyFakeArena] | None = None
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self.plan = plan_of(config)
         send, recv = arenas or (
             FakeArena(config.send_depth, config.slot_size),
             FakeArena(config.receives, config.slot_size),
@@ -231,7 +230,7 @@ class FakeLink(Link):
         """There is no table of slots."""
 
     @property
-    def buffers(self) -> Any:  # type: ignore[override]
+    def buffers(self) -> Any:
         """The pools and the account are the link's own."""
         return self
 
