@@ -36,6 +36,7 @@ class Network:
         self.blind: set[str] = set()
         self.answers: dict[str, asyncio.Future[bool]] = {}
         self.services: dict[Key, asyncio.Future[None]] = {}
+        self.known_services: set[Key] = set()  # found as soon as they are asked for
         self.made: list[WorkerPool] = []
         self.found: list[Key] = []
         self.failed: list[tuple[Key, OSError]] = []
@@ -66,7 +67,8 @@ class Network:
 
     async def request(self, destination: Destination) -> None:
         answer = self.services[destination.key] = asyncio.get_running_loop().create_future()
-        await answer
+        if destination.key not in self.known_services:
+            await answer
         handle: Any = FakeHandle(destination.key)
         destination.ah = handle
 
@@ -244,6 +246,7 @@ def test_g09_the_time_in_the_line_does_not_count(run: Run) -> None:
         net = network(resolve_timeout_s=0.1)
         most = destinations.MOST_AT_A_TIME
         keys: list[Key] = [("service", "10.0.0.2", 1 + n) for n in range(most + 1)]
+        net.known_services.add(keys[-1])
         for key in keys:
             net.all.get(key)
         await settle()
@@ -251,8 +254,6 @@ def test_g09_the_time_in_the_line_does_not_count(run: Run) -> None:
         await net.until(lambda: len(net.failed) == most)
         assert all(isinstance(error, ConnectTimeoutError) for _, error in net.failed)
         assert "10.0.0.2 port 1: not found within 0.1 s" in str(net.failed[0][1])
-        await net.until(lambda: keys[-1] in net.services)
-        net.services[keys[-1]].set_result(None)
         await net.until(lambda: net.found == [keys[-1]])
         net.all.close()
         await settle()
