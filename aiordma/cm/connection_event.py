@@ -33,7 +33,7 @@ class ConnectionEvent:
         initiator_depth: Reads and atomics that the peer serves to this side at a time.
         flow_control: Whether the peer uses end-to-end flow control.
         retry_count: The peer's retries.
-        rnr_retry_count: The peer's retries when this side is not ready.
+        rnr_retry_count: Retries that the peer asks of this side for when it has no receive posted.
         qp_num: The peer's queue pair; 0xFFFFFF for a multicast group.
         qkey: The key that the datagrams to it need; 0 for connections.
         ah_attr: The way to the peer, for an `AddressHandle`: of a datagram service when it is

@@ -40,9 +40,9 @@ class ConnectionParameter:
         initiator_depth: Reads and atomics that this side will have under way; None likewise.
         retry_count: Retries of a send, read or write that is not acknowledged, 0 to 7.  On
             Soft-RoCE 7 means for ever: a dead peer is then never noticed.
-        rnr_retry_count: Retries when the peer has no receive posted, 0 to 7; 7 means for ever.
-            The peer says how long a retry takes (`QPPolicy.min_rnr_timer`): 0.64 ms by default, so
-            that 6 retries give it few milliseconds, and 0.1 to 0.2 s on Soft-RoCE.
+        rnr_retry_count: Retries of the peer when this side has no receive posted, 0 to 7; 7 means
+            for ever.  `QPPolicy.min_rnr_timer` is the time before each: 0.64 ms by default, so that
+            6 retries give few milliseconds, and 0.1 to 0.2 s on Soft-RoCE.
 
     Until the parameters meet a device, at `connect` or `accept`, the depths that depend on it
     read as 255.

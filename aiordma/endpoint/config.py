@@ -126,7 +126,7 @@ class ConnectionConfig:
             268 ms.  A dead peer is noticed after (retry_count + 1) timeouts.
         retry_count: Retries without acknowledgement, 0 to 6.  7 is refused: on Soft-RoCE it
             means for ever.
-        rnr_retry_count: Retries when the receiver was not ready, 0 to 7; 7 means for ever.
+        rnr_retry_count: Retries of each side when the other is not ready, 0 to 7; 7 means for ever.
         connect_timeout_s: Seconds for a connection to be made, names and all addresses included;
             the time in which other connects of this loop to the address go first does not count.
         handshake_timeout_s: Seconds that a listener gives a client to complete the handshake, in

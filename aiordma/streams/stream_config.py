@@ -40,8 +40,8 @@ class StreamConfig:
             268 ms.  A dead peer is noticed after (retry_count + 1) timeouts.
         retry_count: Retries without acknowledgement, 0 to 6.  7 is refused: on Soft-RoCE it
             means for ever.
-        rnr_retry_count: Retries when the peer was not ready, 0 to 7; 7 means for ever, as
-            rsockets programs have it.
+        rnr_retry_count: Retries of each side when the other is not ready, 0 to 7; 7 means for
+            ever, as rsockets programs have it.
         connect_timeout_s: Seconds for a connection to be made, names and all addresses included;
             the time in which other connects of this loop to the address go first does not count.
         handshake_timeout_s: Seconds that a server gives a client to complete the handshake, in

@@ -11,10 +11,12 @@ import sys
 
 from aiordma.cm import ConnectionEvent, ConnectionId, ConnectionParameter
 from aiordma.rsocket import Descriptor, Hello
-from aiordma.verbs import SGE, Opcode, RecvWR, SendWR
+from aiordma.verbs import SGE, Opcode, RecvWR, SendWR, WCStatus, WorkCompletion
 from tests.device.oracle import until
 from tests.native_ends import ALL, LIMIT_S, End
 
+# The retries of rnr_retry_count are those of the other side; its own adapter makes as many as the
+# other side has asked for.
 DEPTHS = ConnectionParameter.exact(
     responder_resources=0, initiator_depth=0, retry_count=6, rnr_retry_count=7
 )
@@ -40,9 +42,11 @@ class Peer(End):
 
     Attributes:
         theirs: What the other side said of itself.
+        failure: The first post that `under_way` has found failed; those behind it are flushed.
     """
 
     theirs: Hello
+    failure: WorkCompletion | None = None
 
     def __init__(self, cm_id: ConnectionId, receives: int = _RECEIVES) -> None:
         super().__init__(cm_id)
@@ -125,8 +129,11 @@ class Peer(End):
 
     def under_way(self) -> int:
         """Its posts that have not completed, with success or without."""
-        done = [wc.wr_id for wc in self.cq.poll(_SENDS + _RECEIVES)]
-        self.posted -= len([number for number in done if number == _SENT])
+        done = [wc for wc in self.cq.poll(_SENDS + _RECEIVES) if wc.wr_id == _SENT]
+        self.posted -= len(done)
+        for wc in done:
+            if self.failure is None and wc.status != WCStatus.SUCCESS:
+                self.failure = wc
         return self.posted
 
     async def finished(self) -> None:

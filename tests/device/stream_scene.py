@@ -137,7 +137,8 @@ class Scene:
 
 
 @asynccontextmanager
-async def playing(address: str) -> AsyncIterator[Scene]:
+async def playing(address: str, config: StreamConfig = CONFIG) -> AsyncIterator[Scene]:
+    """A scene, whose server has this configuration."""
     victims: list[Victim] = []
 
     def factory() -> Victim:
@@ -145,7 +146,7 @@ async def playing(address: str) -> AsyncIterator[Scene]:
         return victims[-1]
 
     async with EventChannel() as events:
-        server = await aiordma.create_server(factory, address, 0, config=CONFIG)
+        server = await aiordma.create_server(factory, address, 0, config=config)
         scene = Scene(address, server, events, victims)
         citizen = asyncio.create_task(scene.good_citizen())
         try:
