@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ConnectionEvent"]
 
+_NOTHING = (0, 0, 0, 0, 0, 0, 0)
+
 
 class ConnectionEvent:
     """A connection-management event (`rdma_get_cm_event(3)`).
@@ -40,19 +42,19 @@ class ConnectionEvent:
             ESTABLISHED, of a group after MULTICAST_JOIN; else None.
     """
 
-    # Before a connection is asked for there is nothing that two ends could have agreed on.
-    responder_resources: int = 0
-    initiator_depth: int = 0
-    flow_control: int = 0
-    retry_count: int = 0
-    rnr_retry_count: int = 0
-    qp_num: int = 0
-    qkey: int = 0
-    ah_attr: AHAttributes | None = None
-    # Answers a step that goes on by itself, so that no reader of the channel gets it.
-    hidden: bool = False
-    # The id that counts this event as unacknowledged, once `get_event` has returned it.
-    _account: ConnectionId | None = None
+    __slots__ = (
+        "_account", "ah_attr", "channel", "connection_id", "flow_control", "hidden",
+        "initiator_depth", "listen_id", "private_data", "qkey", "qp_num", "responder_resources",
+        "retry_count", "rnr_retry_count", "status", "type",
+    )  # fmt: skip
+
+    responder_resources: int
+    initiator_depth: int
+    flow_control: int
+    retry_count: int
+    rnr_retry_count: int
+    qp_num: int
+    qkey: int
 
     def __init__(
         self,
@@ -70,11 +72,16 @@ class ConnectionEvent:
         self.connection_id: ConnectionId | None = connection_id
         self.listen_id: ConnectionId | None = listen_id
         self.private_data: bytes = private_data
-        if numbers is not None:
-            (
-                self.responder_resources, self.initiator_depth, self.flow_control, self.retry_count,
-                self.rnr_retry_count, self.qp_num, self.qkey,
-            ) = numbers  # fmt: skip
+        # Before a connection is asked for there is nothing that two ends could have agreed on.
+        (
+            self.responder_resources, self.initiator_depth, self.flow_control, self.retry_count,
+            self.rnr_retry_count, self.qp_num, self.qkey,
+        ) = numbers or _NOTHING  # fmt: skip
+        self.ah_attr: AHAttributes | None = None
+        # Answers a step that goes on by itself, so that no reader of the channel gets it.
+        self.hidden: bool = False
+        # The id that counts this event as unacknowledged, once `get_event` has returned it.
+        self._account: ConnectionId | None = None
 
     def ack(self) -> None:
         """Acknowledge the event, exactly once (`rdma_ack_cm_event(3)`).
