@@ -119,50 +119,49 @@ class Connection:
         private_data: Bytes that the peer's program sent with the handshake.
     """
 
-    # The attributes that a connection gets later, or never, begin as the class's.
-    private_data: bytes = b""
-    _request_budget: RequestBudget | None = None  # a listener sets its own
+    _request_budget: RequestBudget | None  # a listener sets its own
     # Addresses of peer and this side; empty: not asked for yet; None: before the handshake.
-    _ends: tuple[Address | None, Address | None] | tuple[()] | None = None
-    _peer_loop: tuple[str, bytes] | None = None
-    _theirs: Hello | None = None  # the peer's half of the handshake
-    _reads = 0  # RDMA READs that the peer serves at a time
-    _established: asyncio.Future[None] | None = None  # by the first frame of the client
-    _watched = False  # whether silence is noticed
-    _late = False  # whether the peer asks for signs of life first
-    _first_look = 0  # tick of the wheel for which it stands there itself; 0: for none
-    _keepalive: Keepalive | None = None  # from the first look on
-    _own_large: LargeMessages | None = None
-    _events: EventHub | None = None
+    _ends: tuple[Address | None, Address | None] | tuple[()] | None
+    _peer_loop: tuple[str, bytes] | None
+    _theirs: Hello | None  # the peer's half of the handshake
+    _established: asyncio.Future[None] | None  # by the first frame of the client
+    _keepalive: Keepalive | None  # from the first look on
+    _own_goodbye: Goodbye | None
+    _own_large: LargeMessages | None
+    _own_one_sided: OneSided | None
+    _events: EventHub | None
 
     def __init__(self, link: Link, config: ConnectionConfig) -> None:
         self.config = config
+        self.private_data: bytes = b""
         self._link = link  # not yet started
         self._state = state = link.state
         self._receiver = Receiver(link, config)
         state.sge, state.region = SGE, MemoryRegion
-        state.remote, state.pd = RemoteRegion, link.pd
-        state.largest, state.eager_size = config.max_message_size, config.eager_size
-        state.watched = config.stall_timeout_s is None
+        state.remote, state.pd, state.largest = RemoteRegion, link.pd, config.max_message_size
+        self._sender = Sender(link, config)
         self._outcome = Outcome()
+        self._ending = Ending(link)
         self._facts: dict[str, Any] = {}
+        # Not of the class: an attribute that comes later can cost a dict of its own.
+        self._request_budget = self._ends = self._peer_loop = self._theirs = None
+        self._established = self._keepalive = self._events = None
+        self._own_goodbye = self._own_large = self._own_one_sided = None
+        self._reads = 0  # RDMA READs that the peer serves at a time
+        # Tick of the wheel for which it stands there itself; 0: for none; None: not yet.
+        self._first_look: int | None = None
+        self._late = False  # whether the peer asks for signs of life first
         link.at_close(self._part)
         fork.guard_public(self)
         link.cm_id._sink = self._on_cm_event
         state.handler = self._on_events
         link.start(self)
 
-    @functools.cached_property
-    def _sender(self) -> Sender:
-        return Sender(self._link, self.config)
-
-    @functools.cached_property
-    def _ending(self) -> Ending:
-        return Ending(self._link)
-
-    @functools.cached_property
+    @property
     def _one_sided(self) -> OneSided:
-        return OneSided(self._link, self.config, self._outcome)
+        if self._own_one_sided is None:
+            self._own_one_sided = OneSided(self._link, self.config, self._outcome)
+        return self._own_one_sided
 
     @property
     def _large(self) -> LargeMessages:
@@ -174,9 +173,13 @@ class Connection:
                 self._own_large.agree(self._theirs, self._reads)
         return self._own_large
 
-    @functools.cached_property
+    @property
     def _goodbye(self) -> Goodbye:
-        return Goodbye(self._link, self.config, self._outcome, self._sender, self._ending)
+        if self._own_goodbye is None:
+            self._own_goodbye = Goodbye(
+                self._link, self.config, self._outcome, self._sender, self._ending
+            )
+        return self._own_goodbye
 
     # Messages
 
@@ -958,20 +961,18 @@ class Connection:
         Args:
             late: Whether the peer, which has connected, asks for signs of life first.
         """
-        if not self._watched and self._outcome.cause is None:
-            self._watched, self._late = True, late
-            if (wheel := self._link.common.wheel) is not None:
-                self._first_look = wheel.begin(self)
+        if self._first_look is None and self._outcome.cause is None:
+            wheel, self._late = self._link.common.wheel, late
+            self._first_look = 0 if wheel is None else wheel.begin(self)
             background.deliver_at_end(self._link.loop, self)
 
     def _look(self, tick: int) -> None:
         """Make the keepalive, which has the later looks: many connections live for less."""
-        link, first, self._first_look = self._link, self._first_look, 0
+        link, late, first = self._link, self._late, self._first_look
         if first and link.common.wheel is not None:
             name = _RAW_SILENCE if self.config.raw else _SILENCE
-            self._keepalive = Keepalive(
-                link.loop, *link.plan.silence, name, late=self._late, peer_loop=self._peer_loop
-            )
+            silence, peer, self._first_look = link.plan.silence, self._peer_loop, 0
+            self._keepalive = Keepalive(link.loop, *silence, name, late=late, peer_loop=peer)
             self._keepalive.take_over(self, link.common.wheel, first, tick)
 
     def _was_alive(self) -> bool:
@@ -1109,7 +1110,7 @@ class Connection:
 
     def _say_aborted(self, reason: int = AbortReason.PROGRAM) -> bool:
         """Send ABORT, when a slot is free; False if the connection is raw, or not open."""
-        if self.config.raw or not self._watched or self._outcome.cause is not None:
+        if self.config.raw or self._first_look is None or self._outcome.cause is not None:
             return False
         self._sender.control(FrameKind.ABORT, reason)
         return True
@@ -1149,8 +1150,8 @@ class Connection:
         if self._own_large is not None:
             self._own_large.fail(outcome.failure)
         self._receiver.fail(outcome.failure)
-        if "_one_sided" in vars(self):
-            self._one_sided.operations.explained()
+        if self._own_one_sided is not None:
+            self._own_one_sided.operations.explained()
         self._begin_end()
 
     def _begin_end(self) -> None:
@@ -1170,7 +1171,6 @@ class Connection:
             self._keepalive.stop()
         elif self._first_look and (wheel := self._link.common.wheel) is not None:
             wheel.discard(self, self._first_look)
-            self._first_look = 0
         return [] if self._own_large is None else self._own_large.stop()
 
     def _part(self) -> None:

@@ -38,7 +38,6 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
@@ -270,6 +269,7 @@ class Receiver:
     """The receiving side of one connection.
 
     Attributes:
+        window: Receive slots.
         large: Large messages that were announced and not taken, in order.
         fetcher: Fetches large messages; None before the first.
         slots: All bytes of the first slots, of which a message has its own.
@@ -279,28 +279,28 @@ class Receiver:
             are not fetched ahead; until it takes a large message without.
     """
 
-    # The attributes that a receiver gets later, or never, begin as the class's.
-    _resumed = 0  # tasks of the line that have not looked yet: a message for each is there
-    _failure: Callable[[], BaseException] | None = None
-    _ended: Callable[[], BaseException] | None = None
-    large: deque[Large] = EMPTY
-    fetcher: Fetches | None = None
-    exchange: Exchange | None = None
-    has_memory: bool = False
+    __slots__ = (
+        "_ended", "_failure", "_lingering", "_link", "_resumed", "_state", "_waiters", "exchange",
+        "fetcher", "has_memory", "large", "slots", "window",
+    )  # fmt: skip
+
+    _failure: Callable[[], BaseException] | None
+    _ended: Callable[[], BaseException] | None
+    fetcher: Fetches | None
+    exchange: Exchange | None
 
     def __init__(self, link: Link, config: ConnectionConfig) -> None:
         self._link = link
-        self._config = config
         self._state: MessageState = link.state
         self._waiters: WaitLine[int] = WaitLine()
+        self._resumed = 0  # tasks of the line that have not looked yet: a message for each is there
         self.slots: memoryview[int] = link.slots.received
         self._lingering: list[tuple[Message, int, bool]] = []
+        self.large: deque[Large] = EMPTY
+        self._failure = self._ended = self.fetcher = self.exchange = None
+        self.has_memory: bool = False
+        self.window: Window = Window(link, config)
         self._state.receiver = self
-
-    @functools.cached_property
-    def window(self) -> Window:
-        """Receive slots."""
-        return Window(self._link, self._config)
 
     @property
     def more_slots(self) -> memoryview:

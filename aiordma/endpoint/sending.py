@@ -78,6 +78,8 @@ class Sender:
         self._link = link
         self._config = config
         self._state: MessageState = link.state
+        self._state.eager_size = config.eager_size
+        self._state.watched = config.stall_timeout_s is None
         self._timer: Timer | None = None
         # With each task the number of the send that it waits for: sends complete in order.
         self._flushers: deque[tuple[int, asyncio.Future[None]]] = EMPTY

@@ -26,7 +26,6 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Callable
 from typing import Protocol
 
@@ -203,15 +202,23 @@ class Slots:
             without further slots.
     """
 
-    _closed = False
-    _own_cq: CompletionQueue | None = None
-    _share: Share | None = None  # of the budget
-    _side: Buffered | None = None
+    __slots__ = (
+        "_budget", "_closed", "_own_cq", "_plan", "_recv", "_send", "_share", "_side",
+        "completions", "crowded", "first",
+    )  # fmt: skip
+
+    _own_cq: CompletionQueue | None
+    _recv: Arena | None
+    _send: Arena | None
+    _share: Share | None  # of the budget
+    _side: Buffered | None
     completions: Completions
 
     def __init__(self, first: MemoryRegion, common: Common, plan: Plan) -> None:
         self.first: MemoryRegion = first
         self._plan = plan
+        self._closed = False
+        self._own_cq = self._recv = self._send = self._share = self._side = None
         budget = self._budget = common.budget
         self.crowded: int = 0 if budget is None else budget.crowded
         if budget is not None and plan.guaranteed:
@@ -247,29 +254,26 @@ class Slots:
             self._leave()
         return arena
 
-    @functools.cached_property
+    @property
     def recv(self) -> Arena:
         """The slots for messages of the peer.  In the loop's thread."""
-        return self._arena(self._plan.places[0], self._plan.config.receives)
-
-    @functools.cached_property
-    def send(self) -> Arena:
-        """The slots for messages to the peer.  In the loop's thread."""
-        return self._arena(self._plan.places[1], self._plan.config.send_depth)
+        if self._recv is None:
+            self._recv = self._arena(self._plan.places[0], self._plan.config.receives)
+        return self._recv
 
     @property
-    def _arenas(self) -> tuple[Arena | None, Arena | None]:
-        """Those that were made."""
-        return vars(self).get("recv"), vars(self).get("send")
+    def send(self) -> Arena:
+        """The slots for messages to the peer.  In the loop's thread."""
+        if self._send is None:
+            self._send = self._arena(self._plan.places[1], self._plan.config.send_depth)
+        return self._send
 
     @property
     def counts(self) -> tuple[int, int]:
         """The numbers of slots for messages of the peer, and to the peer; in any thread."""
-        recv, send = (
-            place[1] if arena is None else arena.count
-            for arena, place in zip(self._arenas, self._plan.places, strict=False)
-        )
-        return recv, send
+        recv, send, places = self._recv, self._send, self._plan.places
+        received = places[0][1] if recv is None else recv.count
+        return received, places[1][1] if send is None else send.count
 
     @property
     def places(self) -> tuple[tuple[int, int, int, int], ...]:
@@ -316,13 +320,13 @@ class Slots:
     @property
     def more_received(self) -> memoryview:
         """All bytes of the slots for messages of the peer that have come since."""
-        recv, _ = self._arenas
-        return Arena.more if recv is None else recv.more
+        return Arena.more if self._recv is None else self._recv.more
 
     @property
     def regions(self) -> list[MemoryRegion]:
         """All memory that is registered now."""
-        return [self.first, *(step for arena in self._arenas if arena for step in arena.steps)]
+        arenas = (self._recv, self._send)
+        return [self.first, *(step for arena in arenas if arena for step in arena.steps)]
 
     @property
     def pinned_bytes(self) -> int:
@@ -338,7 +342,7 @@ class Slots:
         self._side = None
         if self._own_cq is not None:
             self._own_cq.close()
-        for arena in self._arenas:
+        for arena in (self._recv, self._send):
             if arena is not None:
                 arena.close()
         self.first.close()
