@@ -395,11 +395,11 @@ class Receiver:
 
     def _posted_again(self, slot: int, code: int) -> None:
         """Do the work that `MessageState.back` leaves to Python."""
-        if code < 0:
+        if code > 0:
+            self._link.check(code)
+        elif not self._link.closed:  # a forked child has no slots either
             self.window.adapt()
             self.window.back(slot)
-        else:
-            self._link.check(code)
 
     def _retry_lingering(self) -> None:
         lingering, self._lingering = self._lingering, []

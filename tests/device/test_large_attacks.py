@@ -56,6 +56,14 @@ def announcement(number: int, length: int) -> bytes:
     return FRAME.pack(FrameKind.RENDEZVOUS, 0, 0, 0, length) + body
 
 
+async def nothing_counted() -> None:
+    """Wait until the budget has all back, which is when the queue pairs are gone.
+
+    A close waits five seconds for that, and Soft-RoCE may need longer on a busy machine.
+    """
+    await until(lambda: (PROCESS_BUDGET.ahead, PROCESS_BUDGET.wanted) == (0, 0), 60)
+
+
 @contextlib.asynccontextmanager
 async def attacker(
     address: str, listener: aiordma.Listener
@@ -142,7 +150,7 @@ async def test_g01_ten_attackers_pin_no_more_than_the_budget(
             with pytest.raises(aiordma.ConnectionLostError, match="nothing of a large message"):
                 task.result()
         await are_alive((honest, server))
-    assert (PROCESS_BUDGET.ahead, PROCESS_BUDGET.wanted) == (0, 0)
+    await nothing_counted()
 
 
 async def test_g01_a_small_large_message_gets_past_a_source_that_holds_all(
@@ -179,7 +187,7 @@ async def test_g01_a_small_large_message_gets_past_a_source_that_holds_all(
             task.cancel()
         await asyncio.gather(*receiving, return_exceptions=True)
         await server.close()
-    assert (PROCESS_BUDGET.ahead, PROCESS_BUDGET.wanted) == (0, 0)
+    await nothing_counted()
 
 
 async def test_g01_nothing_hangs_behind_a_read_that_does(address: str, stuck: list[Link]) -> None:
@@ -276,7 +284,7 @@ async def test_g01_what_is_kept_of_answers_is_counted(address: str) -> None:
         kept = [kept_for_answers(server) for server in servers]
         assert 0 < sum(kept) <= MIB, kept
         assert sum(kept) <= large_budget_of(listener).ahead <= MIB
-    assert PROCESS_BUDGET.ahead == 0
+    await nothing_counted()
 
 
 @pytest.mark.parametrize("size", [200_000, MIB])
@@ -316,4 +324,4 @@ async def test_g01_clients_that_read_no_answers_pin_one_message_each(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    assert (PROCESS_BUDGET.ahead, PROCESS_BUDGET.wanted) == (0, 0)
+    await nothing_counted()

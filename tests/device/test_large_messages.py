@@ -13,6 +13,8 @@ import pytest
 import aiordma
 from aiordma import Connection, ConnectionConfig, RemoteRegion
 from aiordma._core import crc32c
+from aiordma.endpoint import slots
+from aiordma.endpoint.config import hello_of
 from aiordma.link import buffers
 from aiordma.verbs import Access, MemoryRegion
 from tests.device.meeting import Pair, are_alive, meet, paired
@@ -187,19 +189,15 @@ async def test_g03_what_was_read_cannot_be_changed(
 async def test_g04_an_insisting_program_and_a_peer_that_knows_no_checksums(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aiordma.endpoint import config as settings
-
-    real = settings.hello_of
+    real = hello_of
     monkeypatch.setattr(
-        settings, "hello_of",
+        slots, "hello_of",
         lambda *args, **options: dataclasses.replace(
             real(*args, **options), knows_checksums=False, asks_checksums=False
         ),
     )  # fmt: skip
-    # Configurations that no other test has: what follows from one is kept.
-    config = dataclasses.replace(FETCHED, slot_size=8200)
-    async with aiordma.listen(address, 0, config=config) as listener:
-        insists = dataclasses.replace(config, check_large=True)
+    async with aiordma.listen(address, 0, config=FETCHED) as listener:
+        insists = dataclasses.replace(FETCHED, check_large=True)
         client, server = await meet(listener, address, config=insists)
         await are_alive((client, server))
         sending = asyncio.create_task(server.send(bytes(100_000)))
