@@ -400,13 +400,8 @@ class Plan:
 
     @property
     def window(self) -> int:
-        """Data messages that the peer may send at first."""
-        return self.places[0][1] - self.controls
-
-    @property
-    def controls(self) -> int:
-        """First receives that are for messages without data, and for answers."""
-        return 0 if self.config.raw else CONTROL_SLOTS + self.answers
+        """Data messages that the peer may send at first; of no use for raw connections."""
+        return self.places[0][1] - CONTROL_SLOTS - self.answers
 
     def state(self, *, grows: bool) -> dict[str, int | bool]:
         """The arguments of a `MessageState`; `grows`: whether slots come without a pool."""
@@ -442,7 +437,7 @@ def _terms_of(config: ConnectionConfig, theirs: Hello, *, bare: bool) -> Terms:
 
 def hello_of(
     config: ConnectionConfig,
-    private_data: bytes = b"",
+    private_data: bytes,
     window: int | None = None,
     *,
     check: bool = False,

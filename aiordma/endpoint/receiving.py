@@ -397,7 +397,7 @@ class Receiver:
         """Do the work that `MessageState.back` leaves to Python."""
         if code > 0:
             self._link.check(code)
-        elif not self._link.closed:  # a forked child has no slots either
+        elif not self._link.closed:  # nor in a forked child: the slots are its parent's
             self.window.adapt()
             self.window.back(slot)
 

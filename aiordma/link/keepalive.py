@@ -115,7 +115,7 @@ class Wheel:
         """Look for the first time, an interval from now; returns the tick."""
         tick = math.ceil(now() / self.step_s) + _TICKS
         if (due := self._due.get(tick)) is not None and self._timer is not None:
-            due[entry] = None  # as many connections that begin together
+            due[entry] = None  # the timer is at this tick, or before it
         else:
             self.add(entry, tick)
         return tick
