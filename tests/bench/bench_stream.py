@@ -208,7 +208,7 @@ async def mixed(form: str, load: Load, address: str, port: int) -> float:
     """aiordma with rstream: seconds."""
     command = load.command("-b", address, "-p", str(port))
     async with running(*command, limit_s=LIMIT_S) as rstream:
-        end = await until_listening(rstream, lambda: connected(form, address, port))
+        end = await until_listening(rstream, port, lambda: connected(form, address, port))
         took = await converse(end, load, first=True)
         await rstream.finish()
     return took

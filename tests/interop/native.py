@@ -158,7 +158,7 @@ async def dialed(
     events = EventChannel()
     try:
         end, answer = await until_listening(
-            server, lambda: dial(events, (address, port), prepare, private_data, space, kind)
+            server, port, lambda: dial(events, (address, port), prepare, private_data, space, kind)
         )
         try:
             yield Dialed(end, answer, events)

@@ -13,6 +13,7 @@ import os
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -26,6 +27,8 @@ LIMIT_S = 80.0
 _LONGEST_LINE = 1 << 20
 #: Nobody listens there, in the words of InfiniBand, of its datagrams, and of iWARP.
 _NOBODY = (8, 1, -errno.ECONNREFUSED)
+IS_SIW = os.environ.get("AIORDMA_SOFTROCE_DEVICE") == "siw"
+_LISTEN = "0A"  # in /proc/net/tcp
 
 
 class Program:
@@ -85,6 +88,15 @@ class Program:
         """The rest of each line that begins with `prefix`."""
         return [line.removeprefix(prefix) for line in self.lines if line.startswith(prefix)]
 
+    def at(self) -> tuple[str, int]:
+        """The state of its main thread, and its ticks of processor time so far."""
+        try:
+            stat = Path(f"/proc/{self._process.pid}/stat").read_text()
+        except FileNotFoundError:
+            return "gone", 0
+        state, *rest = stat.rpartition(") ")[2].split()
+        return state, int(rest[10]) + int(rest[11])
+
     async def _end(self) -> None:
         if self._process.returncode is None:
             self._process.kill()
@@ -139,8 +151,33 @@ async def ended_by_peer(connection: Connection) -> None:
         await connection.recv()
 
 
-async def until_listening(server: Program, knock: Callable[[], Awaitable[T]]) -> T:
-    """Call `knock` until somebody listens; the time limit of `server` bounds it."""
+async def _until_rdma_listen_is_over(server: Program, port: int) -> None:
+    """Software iWARP loses a connection that comes before: docs/surprises.md.
+
+    The port listens a moment before.  What is left of the call takes microseconds, and no sleep.
+    """
+    while not _listens(port) and not server.ended:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    ticks = server.at()[1] + 2
+    while (at := server.at())[0] == "R" and at[1] < ticks:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+
+
+def _listens(port: int) -> bool:
+    """Whether a TCP socket of the system, as those of software iWARP are, listens on the port."""
+    end = f":{port:04X}"
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            _, local, _, state, *_ = line.split()
+            if state == _LISTEN and local.endswith(end):
+                return True
+    return False
+
+
+async def until_listening(server: Program, port: int, knock: Callable[[], Awaitable[T]]) -> T:
+    """Call `knock` until the server listens on the port; the time limit of `server` bounds it."""
+    if IS_SIW:
+        await _until_rdma_listen_is_over(server, port)
     while True:
         try:
             return await knock()

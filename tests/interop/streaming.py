@@ -102,7 +102,7 @@ async def dialed(
             program = await stack.enter_async_context(running(*command(at), limit_s=LIMIT_S, **env))
             await program.line("")
             streams = await until_listening(
-                program, lambda: aiordma.open_connection(address, at, config=config)
+                program, at, lambda: aiordma.open_connection(address, at, config=config)
             )
             dialed = Dialed(program, *streams)
             stack.callback(dialed.writer.close)

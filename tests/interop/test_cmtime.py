@@ -41,7 +41,7 @@ async def test_cmtime_serves_aiordma(address: str, port: int, most: int) -> None
         return await aiordma.connect(address, port, config=CONFIG)
 
     async with running("cmtime", "-b", address, "-p", str(port)) as server:
-        connections = [await until_listening(server, connect)]
+        connections = [await until_listening(server, port, connect)]
         connections += await asyncio.gather(*(connect() for _ in range(1, most)))
         assert len({connection.get_extra_info("qpn") for connection in connections}) == most
         await asyncio.gather(*(connection.close() for connection in connections))

@@ -57,7 +57,7 @@ async def test_a_connection_calls_rping(address: str, port: int, size: int) -> N
     source, sink = bytearray(size), bytearray(size)
     async with running(*rping_server(address, port, size, "-v")) as rping:
         connection = await until_listening(
-            rping, lambda: aiordma.connect(address, port, config=RAW)
+            rping, port, lambda: aiordma.connect(address, port, config=RAW)
         )
         async with (
             connection,
@@ -156,7 +156,7 @@ async def test_memory_of_a_connection_that_calls_pyverbs(
 ) -> None:
     async with pyverbs("memory", "server", address, port) as peer:
         connection = await until_listening(
-            peer, lambda: aiordma.connect(address, port, config=RAW, private_data=c.CALL)
+            peer, port, lambda: aiordma.connect(address, port, config=RAW, private_data=c.CALL)
         )
         async with connection:
             assert trimmed(connection.private_data, len(c.ANSWER)) == c.ANSWER

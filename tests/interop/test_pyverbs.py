@@ -55,7 +55,7 @@ async def test_pyverbs_calls_a_raw_listener(address: str, is_siw: bool) -> None:
 async def test_a_raw_connection_calls_pyverbs(address: str, port: int, is_siw: bool) -> None:
     async with pyverbs("echo", "server", address, port) as peer:
         connection = await until_listening(
-            peer, lambda: aiordma.connect(address, port, config=RAW, private_data=c.CALL)
+            peer, port, lambda: aiordma.connect(address, port, config=RAW, private_data=c.CALL)
         )
         async with connection:
             assert trimmed(connection.private_data, len(c.ANSWER)) == c.ANSWER
@@ -81,7 +81,7 @@ async def test_pyverbs_is_refused(address: str) -> None:
 async def test_pyverbs_refuses(address: str, port: int, is_siw: bool) -> None:
     async with pyverbs("refuse", "server", address, port) as peer:
         with pytest.raises(ConnectionRejectedError) as caught:
-            await until_listening(peer, lambda: aiordma.connect(address, port, config=RAW))
+            await until_listening(peer, port, lambda: aiordma.connect(address, port, config=RAW))
         assert trimmed(caught.value.private_data, len(c.REFUSAL)) == c.REFUSAL
         assert caught.value.status == (-errno.ECONNRESET if is_siw else 28)
         assert (await peer.finish())[-1] == DONE

@@ -34,7 +34,7 @@ async def test_aiordma_serves_rdma_client(address: str) -> None:
 async def test_rdma_server_serves_aiordma(address: str, port: int) -> None:
     async with running("rdma_server", "-s", address, "-p", str(port)) as server:
         connection = await until_listening(
-            server, lambda: aiordma.connect(address, port, config=RAW)
+            server, port, lambda: aiordma.connect(address, port, config=RAW)
         )
         async with connection:
             await connection.send(OURS)

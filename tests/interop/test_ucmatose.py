@@ -101,7 +101,7 @@ async def test_ucmatose_serves_aiordma(
         def open_one() -> Awaitable[Connection]:
             return aiordma.connect(address, at, config=CONFIG)
 
-        first = await until_listening(server, open_one)
+        first = await until_listening(server, at, open_one)
         others = (open_one() for _ in range(1, count))
         return [first, *await asyncio.gather(*others, return_exceptions=True)]
 

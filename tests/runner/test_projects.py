@@ -26,7 +26,11 @@ _LIMIT_S = 300.0
 
 
 def _run(section: str, test: str, folder: Path) -> str:
-    """Make the files of a section of the page, run the commands of a test, return the output."""
+    """Make the files of a section of the page, run the commands of a test, return their output.
+
+    Standard error is kept apart: the runner copies the two as they come, so that a line of the one
+    may come in the middle of a line of the other.
+    """
     text = TEXT.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
     assert text, section
     for name, body in _FILE.findall(text):
@@ -44,13 +48,12 @@ def _run(section: str, test: str, folder: Path) -> str:
             "PYTHONPATH": str(REPOSITORY),
         },
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        capture_output=True,
         text=True,
         timeout=_LIMIT_S,
         check=False,
     )
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
