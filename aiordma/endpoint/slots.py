@@ -246,12 +246,13 @@ class Slots:
             return Arena(self.first, place)
         if self._share is None:  # it is guaranteed nothing
             self._share = budget.join(0)
+            if self._closed:
+                self._leave()
         arena = ElasticArena(self.first, place, most, plan.step, self._share, plan.unit)
         if self._side is not None:
             arena.keeper = self._side.buffers
         if self._closed:
             arena.close()
-            self._leave()
         return arena
 
     @property

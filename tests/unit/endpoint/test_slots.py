@@ -1,0 +1,110 @@
+"""Slots: the arenas of further slots, which are made when some are wanted."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiordma import ConnectionConfig
+from aiordma.endpoint.config import plan_of
+from aiordma.endpoint.slots import Slots
+from aiordma.memory.budget import SlotBudget
+from aiordma.memory.memlock import FIRST
+
+from ..conftest import Run
+from ..memory.fake_memory import FakeRegion
+from .fabric import use_fake_regions
+
+POOLED = ConnectionConfig(shared_slots=100)
+DEFAULTS = ConnectionConfig()
+
+
+@pytest.fixture(autouse=True)
+def fake_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_fake_regions(monkeypatch)
+    FakeRegion.regions.clear()
+
+
+def slots_of(config: ConnectionConfig, budget: SlotBudget) -> Slots:
+    """The slots of a connection that has just been opened."""
+    plan = plan_of(config)
+    pd: Any = None
+    first: Any = FakeRegion(pd, memoryview(bytearray(plan.first_bytes)))
+    queues = SimpleNamespace(take=lambda completions, expected: None)
+    common: Any = SimpleNamespace(
+        budget=budget, queues=queues, channel=None, quiet=True, expected=None
+    )
+    first.pd = pd
+    FIRST.count(first.length)  # as `open`
+    return Slots(first, common, plan)
+
+
+def queue_pair() -> Any:
+    """What is left of a queue pair."""
+    return SimpleNamespace(_gone=asyncio.get_running_loop().create_future())
+
+
+@pytest.mark.parametrize("config", [DEFAULTS, POOLED], ids=["defaults", "pool"])
+def test_numbers_and_memory_need_no_arena(config: ConnectionConfig, run: Run) -> None:
+    async def main() -> None:
+        budget = SlotBudget(1 << 30)
+        slots = slots_of(config, budget)
+        (_, receives, size), (_, sends, _), *_ = plan_of(config).places
+        assert slots.counts == (receives, sends)
+        assert (len(slots.received), len(slots.more_received)) == (receives * size, 0)
+        assert slots.regions == [slots.first]
+        assert slots.pinned_bytes == slots.first.length
+        assert len(budget) == (config is POOLED), "the others join with the first step"
+        slots.abandon()
+        assert (len(budget), FakeRegion.regions) == (0, {})
+        assert slots.first.closed
+
+    run(main())
+
+
+@pytest.mark.parametrize("config", [DEFAULTS, POOLED], ids=["defaults", "pool"])
+def test_further_slots(config: ConnectionConfig, run: Run) -> None:
+    async def main() -> None:
+        budget, pinned = SlotBudget(1 << 30), list[Any]()
+        slots = slots_of(config, budget)
+        keeper = SimpleNamespace(expect=lambda count: None, pin=pinned.append)
+        slots.serve_with(SimpleNamespace(buffers=keeper))  # type: ignore[arg-type]
+        before = slots.counts
+        for arena, place in ((slots.recv, 0), (slots.send, 1)):
+            assert arena.count == before[place]
+            assert list(arena.grow(lambda: None))
+            assert slots.counts[place] == arena.count > before[place]
+        assert slots.recv is slots.recv and slots.send is slots.send
+        assert slots.regions == [slots.first, *pinned]
+        assert len(slots.more_received) > 0
+        # The slots are counted until the queue pair is gone.
+        parts = slots.close(qp := queue_pair())
+        assert len(budget) == 1
+        assert all(region.closed for region in (slots.first, *pinned))
+        qp._gone.set_result(None)
+        await asyncio.wait_for(asyncio.gather(*(part.wait_closed() for part in parts[-1:])), 10)
+        assert (len(budget), budget.used) == (0, 0)
+
+    run(main())
+
+
+@pytest.mark.parametrize("config", [DEFAULTS, POOLED], ids=["defaults", "pool"])
+def test_an_arena_that_is_first_asked_for_after_the_end(
+    config: ConnectionConfig, run: Run
+) -> None:
+    """It has no slots to give, and no share of the budget stays behind."""
+
+    async def main() -> None:
+        budget = SlotBudget(1 << 30)
+        slots = slots_of(config, budget)
+        slots.close(queue_pair())
+        for arena in (slots.recv, slots.send):
+            assert list(arena.grow(lambda: None)) == []
+            assert arena.spare == 0
+        assert len(budget) == (config is POOLED), "its guaranteed slots, until the queue pair goes"
+        assert not FakeRegion.regions
+
+    run(main())
