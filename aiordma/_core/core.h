@@ -102,6 +102,7 @@ typedef struct {
     PyObject *owner; /* NULL once that is gone */
     PyObject *(*take)(PyObject *owner, int again);
     void (*gave_up)(PyObject *owner); /* the wait was broken off; or NULL */
+    PyObject *adder;                  /* its add_done_callback, of the owner; NULL if not made */
     char taking;                      /* the wait ends with the object */
 } Parked;
 
@@ -501,6 +502,8 @@ PyObject *aio_iterate(PyObject *object, PySendResult (*send)(PyObject *, PyObjec
 
 /* wakeup.c: the Parked of an owner, or NULL; `take` of a MessageState */
 Parked *aio_park(PyObject *loop, PyObject *owner, PyObject *(*take)(PyObject *, int));
+void aio_unpark(Parked **place);
+int aio_parked_traverse(Parked *parked, visitproc visit, void *arg);
 PyObject *aio_take_message(PyObject *owner, int again);
 
 /* waiting.c: the tasks that wait to send, in line */

@@ -69,7 +69,6 @@ static int state_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->receiver);
     Py_VISIT(self->memory);
     Py_VISIT(self->group);
-    Py_VISIT((PyObject *)self->parked);
     if (aio_line_traverse(self, visit, arg))
         return -1;
     Py_VISIT(self->handler);
@@ -83,7 +82,7 @@ static int state_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->spin);
     for (uint32_t i = 0; self->operations && i < self->state.n_operations; i++)
         Py_VISIT(self->operations[i]);
-    return 0;
+    return aio_parked_traverse(self->parked, visit, arg);
 }
 
 /* The queue pair and the memory of the slots may go: neither is used from now on. */
@@ -123,9 +122,7 @@ static void state_dealloc(PyObject *object)
     aio_count_out(&self->counted);
     aio_free_operations(self);
     Py_CLEAR(self->receiver);
-    if (self->parked)
-        self->parked->owner = NULL;
-    replace((PyObject **)&self->parked, NULL);
+    aio_unpark(&self->parked);
     replace((PyObject **)&self->bounce, NULL);
     state_clear(object);
     for (int i = 0; i <= AIO_LANDINGS; i++)

@@ -74,13 +74,12 @@ static int state_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->memory);
     Py_VISIT(self->handler);
-    Py_VISIT((PyObject *)self->parked);
     Py_VISIT(self->protocol);
     Py_VISIT(self->run);
     Py_VISIT(self->rest);
     Py_VISIT(self->elsewhere);
     Py_VISIT(self->spin);
-    return 0;
+    return aio_parked_traverse(self->parked, visit, arg);
 }
 
 static int state_clear(PyObject *object)
@@ -89,9 +88,7 @@ static int state_clear(PyObject *object)
     StreamState *self = (StreamState *)object;
 
     Py_CLEAR(self->handler);
-    if (self->parked)
-        self->parked->owner = NULL;
-    replace((PyObject **)&self->parked, NULL);
+    aio_unpark(&self->parked);
     Py_CLEAR(self->separator);
     Py_CLEAR(self->protocol);
     Py_CLEAR(self->run);

@@ -317,12 +317,12 @@ static PyObject *wakeup_waiting(PyObject *object, void *Py_UNUSED(unused))
 }
 
 static PyMethodDef wakeup_methods[] = {
+    {"add_done_callback", (PyCFunction)(void (*)(void))wakeup_add_done_callback,
+     METH_FASTCALL | METH_KEYWORDS, NULL},
     {"wake", wakeup_wake, METH_NOARGS,
      "Resume the task here and now; False if none waits.  Only where no task is running."},
     {"wake_soon", wakeup_wake_soon, METH_NOARGS,
      "Have the loop resume the task in its next turn; False if none waits."},
-    {"add_done_callback", (PyCFunction)(void (*)(void))wakeup_add_done_callback,
-     METH_FASTCALL | METH_KEYWORDS, NULL},
     {"cancel", (PyCFunction)(void (*)(void))wakeup_cancel, METH_VARARGS | METH_KEYWORDS, NULL},
     {"result", wakeup_result, METH_NOARGS, NULL},
     {"throw", wakeup_throw, METH_VARARGS, NULL},
@@ -392,6 +392,45 @@ Parked *aio_park(PyObject *loop, PyObject *owner, PyObject *(*take)(PyObject *, 
         ((Parked *)object)->take = take;
     }
     return (Parked *)object;
+}
+
+/* The owner of a Parked visits it, and with it the method that is the owner's. */
+int aio_parked_traverse(Parked *parked, visitproc visit, void *arg)
+{
+    Py_VISIT((PyObject *)parked);
+    if (parked)
+        Py_VISIT(parked->adder);
+    return 0;
+}
+
+/* The owner of a Parked ends. */
+void aio_unpark(Parked **place)
+{
+    Parked *parked = *place;
+
+    *place = NULL;
+    if (!parked)
+        return;
+    parked->owner = NULL;
+    Py_CLEAR(parked->adder);
+    Py_DECREF((PyObject *)parked);
+}
+
+/*
+ * The method, which a task asks for at each wait: a new object for it takes longer than the rest of
+ * the call.  It has a reference to the Parked, and so it is the owner that has the method.
+ */
+static PyObject *parked_adder(PyObject *object, void *Py_UNUSED(unused))
+{
+    Parked *self = (Parked *)object;
+    PyObject *made;
+
+    if (self->adder)
+        return Py_NewRef(self->adder);
+    made = PyCFunction_NewEx(&wakeup_methods[0], object, NULL);
+    if (made && self->owner && !self->adder)
+        self->adder = Py_NewRef(made);
+    return made;
 }
 
 /* Of Parked: the next message. */
@@ -492,10 +531,17 @@ static PyObject *parked_await(PyObject *object)
     return awaited;
 }
 
+static PyGetSetDef parked_getset[] = {
+    {"add_done_callback", parked_adder, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
 static PyType_Slot parked_slots[] = {
     {Py_am_await, parked_await},
     {Py_am_send, aio_parked_send},
     {Py_tp_iternext, parked_next},
+    {Py_tp_getset, parked_getset},
+    {Py_tp_members, wakeup_members}, /* those of a base are read more slowly */
     {Py_tp_doc, "What a task that waits for a message is parked on."},
     {0, NULL},
 };

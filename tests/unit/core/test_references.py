@@ -380,3 +380,42 @@ def test_objects_that_the_collector_has_cleared_can_be_called() -> None:
     message = Message(memoryview(b"data"), 1, lambda exported: None)
     cleared(message)
     attempt(lambda: bytes(message), lambda: repr(message), lambda: message.imm, message.release)
+
+
+def parked_of(kind: str) -> tuple[MessageState | StreamState, Wakeup]:
+    """A state, and the object that tasks wait on for it."""
+    if kind == "messages":
+        config = ConnectionConfig(raw=True, recv_depth=4)
+        state = new_state(config, None, config.receives, 1)
+        return state, state.parked
+    port = stream()
+    return port, port.park(cast("Any", None))
+
+
+@pytest.mark.parametrize("kind", ["messages", "stream"])
+def test_the_method_that_a_task_asks_for_goes_with_the_state(kind: str) -> None:
+    state, parked = parked_of(kind)
+    method = parked.add_done_callback
+    assert parked.add_done_callback is method, "it is made once"
+    gc.disable()
+    try:
+        before = sys.getrefcount(parked)
+        del state
+        assert parked.add_done_callback is not method
+        del method
+        assert sys.getrefcount(parked) == before - 2, "of the state, and of the method"
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("kind", ["messages", "stream"])
+def test_the_collector_sees_the_method_that_a_task_asks_for(kind: str) -> None:
+    class Cycle:
+        def __init__(self) -> None:
+            self.state, self.parked = parked_of(kind)
+            method: Any = self.parked.add_done_callback
+            method(self)
+
+    gone = weakref.ref(Cycle())
+    gc.collect()
+    assert gone() is None

@@ -42,9 +42,10 @@ def slots_of(config: ConnectionConfig, budget: SlotBudget) -> Slots:
     return Slots(first, common, plan)
 
 
-def queue_pair() -> Any:
-    """What is left of a queue pair."""
-    return SimpleNamespace(_gone=asyncio.get_running_loop().create_future())
+def queue_pair() -> tuple[Any, asyncio.Future[None]]:
+    """A queue pair, and the future of its end."""
+    gone = asyncio.get_running_loop().create_future()
+    return SimpleNamespace(_gone=gone), gone
 
 
 @pytest.mark.parametrize("config", [DEFAULTS, POOLED], ids=["defaults", "pool"])
@@ -71,20 +72,20 @@ def test_further_slots(config: ConnectionConfig, run: Run) -> None:
         budget, pinned = SlotBudget(1 << 30), list[Any]()
         slots = slots_of(config, budget)
         keeper = SimpleNamespace(expect=lambda count: None, pin=pinned.append)
-        slots.serve_with(SimpleNamespace(buffers=keeper))  # type: ignore[arg-type]
+        slots.serve_with(SimpleNamespace(buffers=keeper))
         before = slots.counts
         for arena, place in ((slots.recv, 0), (slots.send, 1)):
             assert arena.count == before[place]
             assert list(arena.grow(lambda: None))
             assert slots.counts[place] == arena.count > before[place]
-        assert slots.recv is slots.recv and slots.send is slots.send
         assert slots.regions == [slots.first, *pinned]
         assert len(slots.more_received) > 0
         # The slots are counted until the queue pair is gone.
-        parts = slots.close(qp := queue_pair())
+        qp, gone = queue_pair()
+        parts = slots.close(qp)
         assert len(budget) == 1
         assert all(region.closed for region in (slots.first, *pinned))
-        qp._gone.set_result(None)
+        gone.set_result(None)
         await asyncio.wait_for(asyncio.gather(*(part.wait_closed() for part in parts[-1:])), 10)
         assert (len(budget), budget.used) == (0, 0)
 
@@ -92,15 +93,13 @@ def test_further_slots(config: ConnectionConfig, run: Run) -> None:
 
 
 @pytest.mark.parametrize("config", [DEFAULTS, POOLED], ids=["defaults", "pool"])
-def test_an_arena_that_is_first_asked_for_after_the_end(
-    config: ConnectionConfig, run: Run
-) -> None:
+def test_an_arena_that_is_first_asked_for_after_the_end(config: ConnectionConfig, run: Run) -> None:
     """It has no slots to give, and no share of the budget stays behind."""
 
     async def main() -> None:
         budget = SlotBudget(1 << 30)
         slots = slots_of(config, budget)
-        slots.close(queue_pair())
+        slots.close(queue_pair()[0])
         for arena in (slots.recv, slots.send):
             assert list(arena.grow(lambda: None)) == []
             assert arena.spare == 0
