@@ -119,10 +119,10 @@ static void state_dealloc(PyObject *object)
     MessageState *self = (MessageState *)object;
 
     PyObject_GC_UnTrack(object);
+    aio_unpark(&self->parked); /* first: the others' finalizers may resume its task */
     aio_count_out(&self->counted);
     aio_free_operations(self);
     Py_CLEAR(self->receiver);
-    aio_unpark(&self->parked);
     replace((PyObject **)&self->bounce, NULL);
     state_clear(object);
     for (int i = 0; i <= AIO_LANDINGS; i++)

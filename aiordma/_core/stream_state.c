@@ -87,8 +87,8 @@ static int state_clear(PyObject *object)
     /* Not the memory: it leads nowhere, and a method may still be called. */
     StreamState *self = (StreamState *)object;
 
+    aio_unpark(&self->parked); /* first: the others' finalizers may resume its task */
     Py_CLEAR(self->handler);
-    aio_unpark(&self->parked);
     Py_CLEAR(self->separator);
     Py_CLEAR(self->protocol);
     Py_CLEAR(self->run);
@@ -324,11 +324,14 @@ static PyObject *state_park(PyObject *object, PyObject *loop)
     StreamState *self = (StreamState *)object;
 
     if (!self->parked) {
-        self->parked = aio_park(loop, object, take);
-        if (!self->parked)
+        Parked *made = aio_park(loop, object, take);
+
+        if (!made)
             return NULL;
-        self->parked->gave_up = gave_up;
-        self->parked->wakeup.spin = Py_XNewRef(self->spin);
+        made->gave_up = gave_up;
+        made->wakeup.spin = Py_XNewRef(self->spin);
+        aio_unpark(&self->parked); /* of a call by a finalizer that the collector ran meanwhile */
+        self->parked = made;
     }
     return Py_NewRef((PyObject *)self->parked);
 }

@@ -195,9 +195,7 @@ static PyObject *wakeup_add_done_callback(PyObject *object, PyObject *const *arg
         PyErr_SetString(PyExc_TypeError, "add_done_callback(fn, *, context=None)");
         return NULL;
     }
-    Py_INCREF(args[0]);
-    Py_XDECREF(self->callback);
-    self->callback = args[0];
+    replace(&self->callback, Py_NewRef(args[0]));
     Py_CLEAR(self->context);
     if (names && args[1] != Py_None) {
         Py_INCREF(args[1]);
