@@ -65,7 +65,7 @@ async def ask(host: str = "10.80.0.1", port: str = "18516") -> None:
         print("100 calls at a time:", sum(sums))
         for method, arguments in (("add", [1, "x"]), ("multiply", [2, 3]), ("sleep", [60])):
             try:
-                await call(pool, method, *arguments, timeout=0.5)
+                await call(pool, method, *arguments, timeout=2)
             except (aiordma.RequestError, TimeoutError) as error:
                 print(f"{method}: {type(error).__name__}: {error.args[-1]}")
         print("requests:", pool.stats.requests)

@@ -121,7 +121,7 @@ def collect() -> None:
         gc.callbacks.remove(note)
 
 
-async def settle(seconds: float = 10.0) -> None:
+async def settle(seconds: float = 20.0) -> None:
     """Let what is already under way come to its end: background closes and their threads."""
     await _end_of_tasks(seconds)
     collect()

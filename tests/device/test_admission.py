@@ -10,6 +10,7 @@ import resource
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
@@ -351,10 +352,12 @@ async def test_g02_a_client_that_has_confirmed_is_not_dropped_because_the_loop_i
     limits = ListenerLimits(max_half_open=1, pressed_handshake_timeout_s=0.1)
     async with await aiordma.create_server(Echo, address, 0, config=SMALL, limits=limits) as server:
         turn = Place.turn
-        pressed = loop.create_future()
+        pressed, confirmed = loop.create_future(), threading.Event()
 
         def press() -> None:
-            time.sleep(1)  # the program holds the loop up, and the client confirms
+            # The program holds the loop up, and the client confirms.
+            assert confirmed.wait(30)
+            time.sleep(0.2)
             acceptor_of(server).places.arrive("192.0.2.1", Place.leave, lambda: None)
             pressed.set_result(server.dropped)
 
@@ -366,6 +369,7 @@ async def test_g02_a_client_that_has_confirmed_is_not_dropped_because_the_loop_i
 
         async def ask() -> None:
             reader, writer = await aiordma.open_connection(address, server.port, config=SMALL)
+            confirmed.set()
             writer.write(b"in?")
             assert await reader.readexactly(3) == b"in?"
             writer.close()
@@ -455,6 +459,7 @@ async def test_g11_a_listener_without_descriptors_neither_spins_nor_goes_deaf(
                 begin, used = loop.time(), time.process_time()
                 await asyncio.sleep(1.5)
                 assert time.process_time() - used < 0.5 * (loop.time() - begin)
+                await until(lambda: caplog.text.count("refused") >= 2, 30)
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             lines = await asyncio.to_thread(process.stdout.read)

@@ -316,9 +316,9 @@ class SlowNeighbor:
 async def given_up(
     up: BringUp, peer: QPAddress, slow: SlowNeighbor, how: str
 ) -> asyncio.Task[None]:
-    """A connect that waits for the neighbor, and for no longer than 0.05 s with a time limit."""
-    task = await begun(up.connect(peer, timeout=0.05 if how == "time limit" else 30))
-    await slow.asked.wait()
+    """A connect that waits for the neighbor, and for no longer than a second with a time limit."""
+    task = await begun(up.connect(peer, timeout=1 if how == "time limit" else 30))
+    await asyncio.wait_for(slow.asked.wait(), 30)
     if how == "canceled":
         task.cancel()
     return task

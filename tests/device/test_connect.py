@@ -167,7 +167,7 @@ async def test_b06_more_than_the_backlog_are_told_so(address: str) -> None:
         requests = listener.requests()
         early = [asyncio.create_task(_try_to_connect(address, listener.port)) for _ in range(2)]
         await until(lambda: waiting_requests(listener) == 2)
-        late = [asyncio.create_task(_try_to_connect(address, listener.port, 1)) for _ in range(4)]
+        late = [asyncio.create_task(_try_to_connect(address, listener.port, 4)) for _ in range(4)]
         tries = [*early, *late]
         done, pending = await asyncio.wait(tries, return_when=asyncio.FIRST_COMPLETED)
         while len(pending) > 2:
@@ -187,7 +187,7 @@ async def test_b06_more_than_the_backlog_are_told_so(address: str) -> None:
         await asyncio.wait(pending)
 
 
-async def _try_to_connect(address: str, port: int, timeout: float = 10) -> BaseException | None:
+async def _try_to_connect(address: str, port: int, timeout: float = 40) -> BaseException | None:
     try:
         connection = await aiordma.connect(address, port, timeout=timeout)
     except OSError as exc:

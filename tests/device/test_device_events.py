@@ -240,7 +240,7 @@ async def test_connections_of_a_device_that_ends(
             await call
     began = time.monotonic()
     await asyncio.gather(client.close(), server.close())
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
     found = [event.type async for event in events]
     # Beside what the connection manager says, in either order; the first may end the iterator.
     assert 1 <= found.count(AsyncEventType.DEVICE_FATAL) <= len(answers)

@@ -62,7 +62,7 @@ async def test_the_average_is_of_all_workers(address: str) -> None:
 async def test_a_bad_worker_does_not_stop_the_others(
     how: str, address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    training = ps.Training(200, 1.0 if how == "silent" else LIMIT_S)
+    training = ps.Training(200, 4.0 if how == "silent" else LIMIT_S)
 
     async def misbehave(port: int) -> None:
         conn = await aiordma.connect(address, port)

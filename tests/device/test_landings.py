@@ -156,7 +156,7 @@ async def test_landings_count_in_the_budgets(address: str, *, is_siw: bool) -> N
         assert is_siw or not all(state_of(server).landing for _, server in ends)
         for end in (end for pair in ends for end in pair):
             await end.close()
-        await until(lambda: large_budget_of(listener).ahead == 0)
+        await until(lambda: large_budget_of(listener).ahead == 0, 60)
     await until(lambda: PROCESS_BUDGET.ahead == 0, 60)
 
 

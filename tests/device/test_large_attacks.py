@@ -112,7 +112,7 @@ async def test_g01_ten_attackers_pin_no_more_than_the_budget(
     address: str, stuck: list[Link]
 ) -> None:
     """Each has its victim wait in recv() for 20 MiB that never come; then for nothing."""
-    config = ConnectionConfig(fetch_timeout_s=0.3, recv_depth=8, send_depth=4, slot_size=1024)
+    config = ConnectionConfig(fetch_timeout_s=1.5, recv_depth=8, send_depth=4, slot_size=1024)
     async with contextlib.AsyncExitStack() as stack:
         limits = ListenerLimits(max_large_message_bytes=96 * MIB)
         listener = await stack.enter_async_context(

@@ -23,6 +23,7 @@ from tests.device.meeting import meet
 from tests.device.oracle import Connecting, collect, until
 from tests.device.test_two_processes import peer
 from tests.inside.endpoint import link_of, sender_of
+from tests.inside.link import lengthen_log_periods
 
 pytestmark = pytest.mark.device
 
@@ -75,7 +76,7 @@ async def test_b04_what_was_sent_before_an_abort_arrives(address: str, *, is_siw
     """Three in a hundred were lost while the disconnection did not wait for them."""
     # Software iWARP takes half a second for each.
     rounds = 50 if is_siw else 150
-    async with asyncio.timeout(3 * LIMIT_S), aiordma.listen(address, 0) as listener:
+    async with asyncio.timeout(110), aiordma.listen(address, 0) as listener:
         for number in range(rounds):
             client, server = await meet(listener, address)
             await client.send(b"%d" % number)
@@ -248,9 +249,10 @@ async def test_b01_a_call_that_the_end_overtakes_tells_of_the_end(
 
 
 async def test_peers_that_break_the_rules_have_a_share_of_the_log(
-    address: str, caplog: pytest.LogCaptureFixture
+    address: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of 30 connections breaks them; both sides would log it."""
+    lengthen_log_periods(monkeypatch)
     caplog.set_level(logging.WARNING, "aiordma")
     async with asyncio.timeout(60), aiordma.listen(address, 0) as listener:
         for _ in range(30):

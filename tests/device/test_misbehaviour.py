@@ -114,7 +114,7 @@ async def test_a_read_on_a_connection_that_allows_none(two: Two) -> None:
 
 async def test_a_reader_that_only_sends(address: str) -> None:
     """It never takes a message: its peer's sends end in time, and its own still arrive."""
-    config = ConnectionConfig(recv_depth=2, stall_timeout_s=0.5, slot_size=512)
+    config = ConnectionConfig(recv_depth=2, stall_timeout_s=2, slot_size=512)
     async with (
         aiordma.listen(address, 0, config=config) as listener,
         aiordma.connect(address, listener.port, config=config) as client,

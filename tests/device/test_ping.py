@@ -307,10 +307,10 @@ async def test_the_line_of_late_answers_is_bounded(address: str) -> None:
         async for _ in connection:
             pass
 
-    status, out = await ping_a(silent, address, "-c", "2500", "-W", "0.2", "-i", "0.001")
+    status, out = await ping_a(silent, address, "-c", "2500", "-W", "1", "-i", "0.001")
     assert status == 1
     assert out.count(" lost: ") == 2500
-    assert connections >= 3
+    assert connections >= 2
     assert "the peer answers nothing" in out
 
 

@@ -37,6 +37,7 @@ from tests.device.oracle import collect, until
 from tests.device.request_server import answer_to, handler, question
 from tests.device.stepping import every_step, run_canceled
 from tests.device.test_examples import first_line
+from tests.inside.link import lengthen_log_periods
 from tests.inside.requests import exchange_of, held_by, held_of
 
 pytestmark = pytest.mark.device
@@ -285,8 +286,8 @@ async def test_errors_deadlines_and_cancellation(
         with pytest.raises(aiordma.RequestError, match="TypeError: an answer has to be bytes"):
             await client.request(b"text")
         assert await client.request(b"twice") == b"1"
-        with pytest.raises(TimeoutError, match=r"no answer to the request within 0\.05 s"):
-            await client.request(b"late", timeout=0.05)
+        with pytest.raises(TimeoutError, match=r"no answer to the request within 0\.5 s"):
+            await client.request(b"late", timeout=0.5)
         asking = asyncio.create_task(client.request(b"cancel"))
         await until(lambda: held_by(exchange_of(client).calls)[0] == 1, LIMIT_S)
         await client.flush()
@@ -505,9 +506,10 @@ async def test_all_requests_of_a_listener_have_a_budget(address: str) -> None:
 
 
 async def test_a_source_has_no_more_tracebacks_logged_than_its_share(
-    address: str, caplog: pytest.LogCaptureFixture
+    address: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By requests, and by connections."""
+    lengthen_log_periods(monkeypatch)
 
     async def fail(request: aiordma.Request) -> None:
         raise ZeroDivisionError("by 0")

@@ -18,7 +18,7 @@ import numpy
 import pytest
 
 import aiordma
-from aiordma import Connection, Memory, RemoteRegion
+from aiordma import Connection, ConnectionConfig, Memory, RemoteRegion
 from aiordma.memory.memlock import FIRST
 from aiordma.verbs import Access, MemoryWindow, MWType
 from tests.device.forking import in_child, outcome, refusals, silences
@@ -32,21 +32,32 @@ pytestmark = pytest.mark.device
 
 READ, WRITE, ATOMIC = Access.REMOTE_READ, Access.REMOTE_WRITE, Access.REMOTE_ATOMIC
 SIZE = 4 << 20
+#: Large messages are fetched when they are asked for.
+ASKED_FOR = ConnectionConfig(receive_buffer_size=1)
 PAGE = 4096
 
 
 @asynccontextmanager
 async def shared(
-    address: str, count: int = 1, memory: Memory | None = None, **options: Any
+    address: str,
+    count: int = 1,
+    memory: Memory | None = None,
+    config: ConnectionConfig | None = None,
+    **options: Any,
 ) -> AsyncIterator[tuple[Memory, list[Pair]]]:
-    """A memory of this many servers, with their clients, which have domains of their own."""
+    """A memory of this many servers, with their clients, which have domains of their own.
+
+    `config` is the clients'.
+    """
     memory = memory or Memory(SIZE, trusted=READ | WRITE | ATOMIC, **options)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(memory)
         listener = await stack.enter_async_context(aiordma.listen(address, 0, memory=memory))
         pairs = []
         for _ in range(count):
-            client = await stack.enter_async_context(aiordma.connect(address, listener.port))
+            client = await stack.enter_async_context(
+                aiordma.connect(address, listener.port, config=config)
+            )
             pairs.append((client, await stack.enter_async_context(await listener.accept())))
         yield memory, pairs
 
@@ -246,7 +257,7 @@ async def test_the_end_of_a_connection_ends_its_rights_alone(
 
 async def test_a_large_message_ends_with_its_connection(address: str, is_siw: bool) -> None:
     """Its window, or its region, is gone when the connection is."""
-    async with shared(address, 2) as (memory, [(_, server), (thief, two)]):
+    async with shared(address, 2, config=ASKED_FOR) as (memory, [(_, server), (thief, two)]):
         fill(memory)
         sending = asyncio.create_task(server.send(memory[: 2 << 20]))
         await until(lambda: bool(link_of(server).buffers.lent_parts), 20)
@@ -556,7 +567,7 @@ async def test_an_exception_ends_everything(address: str) -> None:
     async def program() -> None:
         async with Memory(SIZE, trusted=READ) as memory:
             listener = await aiordma.listen(address, 0, memory=memory)
-            clients.append(await aiordma.connect(address, listener.port))
+            clients.append(await aiordma.connect(address, listener.port, config=ASKED_FOR))
             server = await listener.accept()
             region = await server.expose(memory[:PAGE], read=True).__aenter__()
             sends.append(asyncio.create_task(server.send(memory[:])))

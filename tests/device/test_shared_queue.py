@@ -20,7 +20,12 @@ from tests.device.test_sharing import pairs, transfer
 from tests.inside.endpoint import state_of
 from tests.inside.link import is_quiet, queue_of
 from tests.inside.streams import port_of
-from tests.inside.verbs import expected, promised, state_of_queue
+from tests.inside.verbs import (
+    expected,
+    poll_an_idle_channel_every,
+    promised,
+    state_of_queue,
+)
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
@@ -167,16 +172,17 @@ async def test_canceled_receives_lose_nothing(
 
 @BOTH
 async def test_who_waits_for_sends_is_woken_and_is_counted_off(
-    address: str, config: aiordma.ConnectionConfig
+    address: str, config: aiordma.ConnectionConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    poll_an_idle_channel_every(monkeypatch, 3600)
     async with pairs(address, 2, config) as made:
         (one, other), (two, second) = made
         quiet = is_quiet(one)
-        # Also while another begins, or ends, to wait: not once a second, when queues are looked at.
+        # Also while another begins, or ends, to wait: not when queues are looked at for safety.
         for n in range(20):
             await one.send(bytes(100))
             await two.send(bytes(100))
-            async with asyncio.timeout(0.7):
+            async with asyncio.timeout(20):
                 await asyncio.gather(one.flush(), two.flush())
             (await other.recv()).release()
             (await second.recv()).release()
@@ -187,7 +193,7 @@ async def test_who_waits_for_sends_is_woken_and_is_counted_off(
             await one.read(region, into)
             assert counts(one) == ((1, 1) if quiet else (0, 0))
             await one.send(b"x")
-            async with asyncio.timeout(0.7):
+            async with asyncio.timeout(20):
                 await one.flush()
             (await other.recv()).release()
             # One that is closed in the middle takes back what it wanted.
@@ -233,8 +239,11 @@ async def test_a_queue_grows_with_the_slots_that_come(address: str, is_siw: bool
         await until(lambda: promised(cq) == expected(cq) == 0)
 
 
-async def test_streams_and_messages_have_queues_of_their_own_each(address: str) -> None:
+async def test_streams_and_messages_have_queues_of_their_own_each(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stream's peer asks for no attention, so that its queue is armed for everything."""
+    poll_an_idle_channel_every(monkeypatch, 3600)
     async with pairs(address, 1, POOL) as made, stream_pair(address) as (mine, theirs):
         one, other = made[0]
         await exchange(one, other, 3)
@@ -244,7 +253,7 @@ async def test_streams_and_messages_have_queues_of_their_own_each(address: str) 
             assert state_of_queue(queue_of(one)).solicited
         assert not state_of_queue(queue_of(stream)).solicited
         for _ in range(5):
-            async with asyncio.timeout(0.7):
+            async with asyncio.timeout(20):
                 mine[1].write(b"x" * 10)
                 assert await theirs[0].readexactly(10) == b"x" * 10
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from aiordma import Connection, Listener, RdmaServer
 from aiordma._core import Poller, Spin
 from aiordma.endpoint.link import Link
-from aiordma.link import completions
+from aiordma.link import completions, log_share
 from aiordma.link.acceptor import Acceptor
 from aiordma.link.admission import Ledger, Places
 from aiordma.link.log_share import VIOLATIONS
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 def forget_violations() -> None:
     """Let each source have its share of lines in the log once more."""
     VIOLATIONS._periods.clear()
+
+
+def lengthen_log_periods(patch: pytest.MonkeyPatch) -> None:
+    """Let the time in which a source has its share of lines not end within a test."""
+    patch.setattr(log_share, "_PERIOD_S", 600.0)
 
 
 def _side_of(end: Connection | Link | StreamPort) -> Link | StreamPort:

@@ -87,7 +87,9 @@ async def test_a_program_that_is_killed_ends_the_stream(in_c: str) -> None:
                 await up.connect(theirs.qp)
                 await side.say((reader, writer), by_hand.READY)
                 peer.kill()
-                assert await reader.read() == b""
+                # A word that it has not read makes a reset of its end.
+                with contextlib.suppress(ConnectionResetError):
+                    assert await reader.read() == b""
                 end.qp.to_error()
                 with pytest.raises(FlushedError):
                     await receiving

@@ -20,7 +20,16 @@ from aiordma.verbs import Access
 from tests.interop import conversation as c
 from tests.interop.program import assert_bytes, ended_by_peer, running, until_listening
 from tests.interop.pyverbs_program import DONE, pyverbs, trimmed
-from tests.interop.rping import COUNT, INFO, SIZES, assert_shown, ping, rping_client, rping_server
+from tests.interop.rping import (
+    COUNT,
+    INFO,
+    SIZES,
+    assert_shown,
+    ended_well,
+    ping,
+    rping_client,
+    rping_server,
+)
 
 RAW = ConnectionConfig(raw=True, slot_size=256, recv_depth=4, send_depth=4)
 BOTH = Access.REMOTE_READ | Access.REMOTE_WRITE
@@ -48,7 +57,7 @@ async def test_a_connection_serves_rping(address: str, size: int) -> None:
             await connection.write(described(await connection.recv()), text)
             await connection.send(bytes(INFO.size))
         await ended_by_peer(connection)
-        await rping.finish()
+        await ended_well(rping)
     assert_shown(rping, "ping data: ", size)
 
 
@@ -71,7 +80,7 @@ async def test_a_connection_calls_rping(address: str, port: int, size: int) -> N
                     with await connection.recv() as done:
                         assert len(done) == INFO.size
                 assert_bytes(bytes(sink), ping(number, size))
-        await rping.finish()
+        await ended_well(rping)
     assert_shown(rping, "server ping data: ", size)
 
 

@@ -9,7 +9,7 @@ from asyncio.subprocess import PIPE
 from pathlib import Path
 
 from tests.interop.program import running
-from tests.interop.rping import assert_shown, rping_client, rping_server
+from tests.interop.rping import assert_shown, ended_well, rping_client, rping_server
 
 EXAMPLE = (sys.executable, "-W", "error", str(Path(__file__).parents[2] / "examples/rping.py"))
 SIZE = 64
@@ -30,7 +30,7 @@ async def test_the_example_serves_rping(address: str, port: int) -> None:
     async with running(*EXAMPLE, "server", address, str(port)) as example:
         await example.line("listening on")
         async with running(*rping_client(address, port, SIZE)) as rping:
-            await rping.finish()
+            await ended_well(rping)
         await example.finish()
     assert_shown(rping, "ping data: ", SIZE)
     assert_shown(example, "ping data: ", SIZE)
@@ -41,5 +41,5 @@ async def test_the_example_calls_rping(address: str, port: int) -> None:
         await listener_is_there(address, port)
         async with running(*EXAMPLE, "client", address, str(port)) as example:
             await example.finish()
-        await rping.finish()
+        await ended_well(rping)
     assert rping.said("server ping data: ") == [f"aiordma-ping-{n}" for n in range(3)]

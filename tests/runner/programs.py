@@ -5,6 +5,9 @@ from __future__ import annotations
 #: Until something listens for connections; the guest's own time limit bounds it.
 LISTENING = "until rdma resource show cm_id | grep -q LISTEN; do sleep 0.02; done"
 
+#: What an rping says that ends with 255 because it sees its own end.
+RACED = "rdma_get_cm_event: Bad file descriptor"
+
 
 def rping(address: str, count: int = 5) -> str:
     """Return a shell script that pings `address` and has the status of the client.
@@ -20,7 +23,7 @@ def rping(address: str, count: int = 5) -> str:
     Where the wire loses it, the server waits for ever, too, and is ended.
     """
     all_came = f'test "$(echo "$said" | grep -c "ping data: rdma-ping-")" = {count}'
-    raced = 'echo "$said" | grep -q "rdma_get_cm_event: Bad file descriptor"'
+    raced = f'echo "$said" | grep -q "{RACED}"'
     unresolved = 'echo "$said" | grep -q RDMA_CM_EVENT_ADDR_ERROR'
     client = f"said=$(rping -c -v -a {address} -C {count} 2>&1); status=$?"
     return (

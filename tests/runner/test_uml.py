@@ -124,11 +124,11 @@ def test_status(softroce: Runner, command: list[str], status: int) -> None:
 
 def test_time_limit(softroce: Runner) -> None:
     begin = time.monotonic()
-    done = softroce(*UML, "--timeout", "3", "--", "sh", "-c", "echo started; sleep 1000")
+    done = softroce(*UML, "--timeout", "15", "--", "sh", "-c", "echo started; sleep 1000")
     assert done.returncode == 124
-    assert time.monotonic() - begin < 60  # most of it for the guest to boot
+    assert time.monotonic() - begin < 60  # the guest boots within the limit
     assert done.stdout == b"started\n"
-    assert done.stderr == b"softroce: timed out after 3 s; everything was killed\n"
+    assert done.stderr == b"softroce: timed out after 15 s; everything was killed\n"
 
 
 def test_a_program_that_spins_in_virtual_time_is_ended(softroce: Runner) -> None:

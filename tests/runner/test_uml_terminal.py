@@ -79,7 +79,7 @@ def test_the_terminal_is_as_it_was_whatever_the_end() -> None:
     """Ctrl-], SIGTERM, the time limit, the death of the guest: each puts the modes back."""
     ends = ("escape", "term", "limit", "kill", "exit", "unknown")
     for end in ends:
-        options = ("--timeout", "12") if end == "limit" else ()
+        options = ("--timeout", "30") if end == "limit" else ()
         command = ["sh", "-c", "stty raw -echo; echo started; cat"]
         if end in ("exit", "unknown"):
             command = ["sh", "-c", "exit 3"] if end == "exit" else ["no-such-command"]
@@ -231,7 +231,7 @@ def test_options_say_otherwise() -> None:
                 there.type("text\r\x04")
             there.until(told)
             assert there.end() == 0
-    with _start("sh", "-c", "tty; stty size; cat", options=("-t", "--timeout", "12")) as there:
+    with _start("sh", "-c", "tty; stty size; cat", options=("-t", "--timeout", "30")) as there:
         there.until("/dev/pts/0\r+\n33 77")
         assert there.end() == 124
 

@@ -31,14 +31,14 @@ def test_next():
 """
 
 
-def run(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
+def run(tmp_path: Path, text: str, grace: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "test_it.py").write_text(text)
     command = [
         sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider",
         "-c", str(REPOSITORY / "pyproject.toml"), "--rootdir", str(tmp_path), "--timeout=1",
         "test_it.py",
     ]  # fmt: skip
-    variables = {"PYTHONPATH": str(REPOSITORY), "AIORDMA_TEST_GRACE_S": "1"}
+    variables = {"PYTHONPATH": str(REPOSITORY), "AIORDMA_TEST_GRACE_S": grace}
     return subprocess.run(
         command, cwd=tmp_path, env={**os.environ, **variables}, capture_output=True, text=True,
         timeout=LIMIT, check=False,
@@ -46,7 +46,7 @@ def run(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_one_that_no_signal_reaches_ends_the_run(tmp_path: Path) -> None:
-    done = run(tmp_path, _STUCK)
+    done = run(tmp_path, _STUCK, "1")
     assert done.returncode == 1
     assert "test_stuck" in done.stderr, done
     assert "test_it.py" in done.stderr
@@ -57,5 +57,5 @@ def test_one_that_a_signal_reaches_fails_alone(tmp_path: Path, limit: str) -> No
     text = _SLOW.replace("def test_slow", f"{limit}def test_slow").replace(
         "import time", "import time\nimport pytest"
     )
-    done = run(tmp_path, text)
+    done = run(tmp_path, text, "30")
     assert "1 failed, 1 passed" in done.stdout, done

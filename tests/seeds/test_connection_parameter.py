@@ -138,7 +138,7 @@ async def test_j056_rnr_retry_count(address: str, is_siw: bool) -> None:
     for patience, ends_well in ((1, True), (0, False)):
         grants = ConnectionParameter(4, 4, 6, patience)
         async with connected(address, grants, grants) as pair:
-            pair.server.qp.set_min_rnr_timer(491.52)
+            pair.server.qp.set_min_rnr_timer(655.36)
             pair.client.post_send(1)
             await asyncio.sleep(MOMENT_S)
             pair.server.post_recv(2)
