@@ -105,7 +105,6 @@ def check_c_warnings() -> None:
 _STUB_MAY_DIFFER = r"""
 aiordma\._core\._compiled\.(Held|Loan|Message)\.__buffer__
 aiordma\._core\._compiled\.(Owner|Wakeup)
-aiordma\._core\._compiled\.Parked\.add_done_callback
 """
 
 

@@ -166,6 +166,9 @@ class Wakeup:
 class Parked(Wakeup):
     """The Wakeup of a task that waits for a message."""
 
+    @property
+    def add_done_callback(self) -> Callable[..., None]: ...
+
 @final
 class Waiting(Wakeup):
     """The Wakeup of a task that waits to send."""

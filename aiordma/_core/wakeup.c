@@ -392,7 +392,7 @@ Parked *aio_park(PyObject *loop, PyObject *owner, PyObject *(*take)(PyObject *, 
     return (Parked *)object;
 }
 
-/* The owner of a Parked visits it, and with it the method that is the owner's. */
+/* For the tp_traverse of the owner, which has the Parked and its method. */
 int aio_parked_traverse(Parked *parked, visitproc visit, void *arg)
 {
     Py_VISIT((PyObject *)parked);
@@ -401,7 +401,7 @@ int aio_parked_traverse(Parked *parked, visitproc visit, void *arg)
     return 0;
 }
 
-/* The owner of a Parked ends. */
+/* The owner parts from its Parked. */
 void aio_unpark(Parked **place)
 {
     Parked *parked = *place;
@@ -415,8 +415,9 @@ void aio_unpark(Parked **place)
 }
 
 /*
- * The method, which a task asks for at each wait: a new object for it takes longer than the rest of
- * the call.  It has a reference to the Parked, and so it is the owner that has the method.
+ * The method add_done_callback, as an object that is made once: to make it takes longer than its
+ * call, and a task asks for it at each wait.  It has a reference to the Parked; to avoid a cycle,
+ * the reference to it counts as the owner's.
  */
 static PyObject *parked_adder(PyObject *object, void *Py_UNUSED(unused))
 {

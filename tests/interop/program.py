@@ -19,6 +19,7 @@ from typing import TypeVar
 import pytest
 
 from aiordma import Connection, ConnectionFailedError, ConnectionLostError, ConnectionRejectedError
+from tests.device.shared import IS_SIW
 
 T = TypeVar("T")
 
@@ -27,7 +28,6 @@ LIMIT_S = 80.0
 _LONGEST_LINE = 1 << 20
 #: Nobody listens there, in the words of InfiniBand, of its datagrams, and of iWARP.
 _NOBODY = (8, 1, -errno.ECONNREFUSED)
-IS_SIW = os.environ.get("AIORDMA_SOFTROCE_DEVICE") == "siw"
 _LISTEN = "0A"  # in /proc/net/tcp
 
 
@@ -154,7 +154,8 @@ async def ended_by_peer(connection: Connection) -> None:
 async def _until_rdma_listen_is_over(server: Program, port: int) -> None:
     """Software iWARP loses a connection that comes before: docs/surprises.md.
 
-    The port listens a moment before.  What is left of the call takes microseconds, and no sleep.
+    The call makes a TCP socket listen, which shows, and then takes some microseconds of processor
+    time, in which it does not sleep.
     """
     while not _listens(port) and not server.ended:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
