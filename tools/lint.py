@@ -59,7 +59,7 @@ def check_house() -> None:
     bad = [
         f"{figure.name}: {figure.value}, above {figure.bound} ({figure.where})"
         for figure in house.figures()
-        if figure.value > figure.bound
+        if figure.is_bad
     ]
     if bad:
         raise CheckFailedError("; ".join(bad))

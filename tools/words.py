@@ -1,13 +1,6 @@
-"""The words of comments and docstrings: ``tools/words.py`` prints how they stand.
+"""The references of comments and docstrings: ``tools/words.py`` prints those that lead nowhere.
 
-The linter runs it.  Two rules:
-
-- The subject of a sentence is an object by its type name ("the receiver posts ..."), never who,
-  somebody, nobody, one or what as a noun.  The places are counted for each folder.  A count above
-  its bound fails; a bound is lowered when a count falls, and not raised again.
-- A reference to a file, and a name in backticks, must exist.  A stale one fails.
-
-``tools/words.py link loop`` prints the places in these folders.
+The linter runs it.  A file that is named, and a name in backticks, must exist.
 """
 
 from __future__ import annotations
@@ -23,7 +16,6 @@ import sys
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -31,14 +23,8 @@ from checks import ROOT, repository_files
 
 LIBRARY = "aiordma"
 PYTHON, C = (".py", ".pyi"), (".c", ".h")
-#: Pages and programs whose words are checked beside the library's.
-PAGES = ("README.md", "CONTRIBUTING.md", "docs", "examples", "aiordma_pytest")
-#: Pages that tools write; their words are those of the tests.
-WRITTEN = ("docs/jverbs-rows.md",)
 #: Pages whose references to files and names are checked, too.
 REFERRING = "docs/adr/"
-#: Of each folder that is not at the goal, 0: persons, and "what" as a noun.
-BOUNDS: dict[str, tuple[int, int]] = {}
 #: Names of other programs and libraries: comments mention them, and no code here uses them.
 OTHERS = frozenset(
     {
@@ -48,44 +34,12 @@ OTHERS = frozenset(
     }
 )  # fmt: skip
 
-_VERBS = (
-    "that|which|who|whose|is|are|was|were|has|have|had|does|do|did|may|can|cannot|could|must|"
-    "should|will|would|asks|begins|closes|comes|completes|counts|ends|fails|finds|gets|goes|holds|"
-    "knows|leads|needs|opens|posts|receives|sends|stands|stays|takes|vanishes|waits"
-)
-_PERSON = re.compile(
-    r"\b(?:(?:some|no|any|every)(?:body|one)|no one|who(?:ever|m)?)\b"
-    rf"|\bones?(?=\s+(?:{_VERBS})\b)",
-    re.IGNORECASE,
-)
-# "what" behind a verb is mostly a question ("says what is missing"), and is not counted.
-_WHAT = re.compile(
-    r"(?:^|[.;:!?,(]\s+"
-    r"|\b(?:and|or|but|than|of|from|in|for|with|behind|to|by|before|after|beside)\s+)"
-    r"what\b(?!:|\s+(?:kind|order|way)\b)",
-    re.IGNORECASE,
-)
-_FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
-_QUOTED = re.compile(r"``.*?``|`[^`]*`", re.DOTALL)
 _FILE = re.compile(
     r"(?<![\w/.<~$*-])(?:[\w-]+/)*[\w-]+(?:\.cdef)?\.(?:py|pyi|c|h|md|toml)\b(?![\w/(])"
 )
 _NAME = re.compile(r"`([A-Za-z_]\w*(?:\.\w+)*)(?:\([^`\n]*\))?`|\b(aio_\w+)")
 _C_TEXT = re.compile(r"""'(?:\\.|[^\\])'|"(?:\\.|[^"\\\n])*"|/\*(.*?)\*/|//([^\n]*)""", re.DOTALL)
 _WORD = re.compile(r"[A-Za-z_]\w*")
-
-
-@dataclass
-class Places:
-    """Sentences that break the first rule.
-
-    Attributes:
-        persons: Those whose subject is who, somebody, nobody, one.
-        nouns: Those with "what" as a noun.
-    """
-
-    persons: list[str] = field(default_factory=list)
-    nouns: list[str] = field(default_factory=list)
 
 
 @cache
@@ -139,17 +93,6 @@ def _docstrings(source: str) -> dict[int, str]:
 @cache
 def _tokens(source: str) -> list[tokenize.TokenInfo]:
     return list(tokenize.generate_tokens(io.StringIO(source).readline))
-
-
-def subjects(text: str) -> Places:
-    """The words of a text that the first rule forbids, each with some words around it."""
-    plain = " ".join(_QUOTED.sub("`x`", _FENCED.sub("", text)).split())
-    return Places(
-        *(
-            [plain[max(0, found.start() - 40) : found.end() + 40] for found in rule.finditer(plain)]
-            for rule in (_PERSON, _WHAT)
-        )
-    )
 
 
 class Known:
@@ -241,26 +184,6 @@ def _words_of_code(source: str, suffix: str) -> Iterator[str]:
             yield from _WORD.findall(token.string)
 
 
-def folder_of(path: Path) -> str | None:
-    """The folder for which the words of a file are counted; None if they are not counted."""
-    if path.parts[0] == LIBRARY:
-        return path.parts[1] if len(path.parts) > 2 else "top"
-    counted = path.parts[0] in PAGES and path.as_posix() not in WRITTEN
-    return path.parts[0] if counted else None
-
-
-def places(sources: Mapping[Path, str]) -> dict[str, Places]:
-    """For each folder the sentences that break the first rule."""
-    found: dict[str, Places] = defaultdict(Places)
-    for path, source in sources.items():
-        if (name := folder_of(path)) is not None:
-            for line, text in texts(source, path.suffix):
-                here = subjects(text)
-                found[name].persons.extend(f"{path}:{line}: {words}" for words in here.persons)
-                found[name].nouns.extend(f"{path}:{line}: {words}" for words in here.nouns)
-    return dict(sorted(found.items()))
-
-
 def stale(sources: Mapping[Path, str], files: list[Path]) -> list[str]:
     """The references of comments, docstrings and pages that lead nowhere."""
     code = {path: source for path, source in sources.items() if path.suffix != ".md"}
@@ -268,7 +191,6 @@ def stale(sources: Mapping[Path, str], files: list[Path]) -> list[str]:
     return [
         f"{path}:{line + offset}: no {name}"
         for path, source in sources.items()
-        if path.suffix != ".md" or path.as_posix().startswith(REFERRING)
         for line, text in texts(source, path.suffix)
         for offset, name in known.stale(text)
     ]
@@ -280,34 +202,18 @@ def read() -> tuple[dict[Path, str], list[Path]]:
     sources = {
         path: (ROOT / path).read_text()
         for path in files
-        if path.suffix in (*PYTHON, *C) or (path.suffix == ".md" and path.parts[0] in PAGES)
+        if path.suffix in (*PYTHON, *C) or path.as_posix().startswith(REFERRING)
     }
     return sources, files
 
 
 def problems() -> list[str]:
     """What the linter refuses."""
-    sources, files = read()
-    found = stale(sources, files)
-    for folder, here in places(sources).items():
-        bounds = BOUNDS.get(folder, (0, 0))
-        for word, bound, lines in zip(
-            ("persons", "what"), bounds, (here.persons, here.nouns), strict=True
-        ):
-            if len(lines) > bound:
-                found.append(
-                    f"{folder}: {word}: {len(lines)}, above {bound}: tools/words.py {folder}"
-                )
-    return found
+    return stale(*read())
 
 
 def main() -> int:
-    """Print the counts, the places in the folders that are named, and the stale references."""
-    for folder, here in places(read()[0]).items():
-        print(f"{folder}: persons {len(here.persons)}, what {len(here.nouns)} "
-              f"(bounds {BOUNDS.get(folder, (0, 0))})")  # fmt: skip
-        if folder in sys.argv[1:]:
-            print("\n".join(here.persons + here.nouns))
+    """Print the stale references."""
     found = problems()
     print("\n".join(found))
     return 1 if found else 0

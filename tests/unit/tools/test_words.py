@@ -59,26 +59,6 @@ def words() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize(
-    ("text", "persons", "nouns"),
-    [
-        ("Nobody waits for it.", 1, 0),
-        ("told by who has it, or whoever else", 2, 0),
-        ("Somebody was faster; everyone is told; no one reads it.", 3, 0),
-        ("One that is canceled tells the next\none which waits.", 2, 0),
-        ("One is known, and late ones are dropped.", 2, 0),
-        ("one call, one of them, and one, after which the next one ends", 1, 0),
-        ("What is posted comes back, and what waits is lost: what a loss.", 0, 3),
-        ("The text says what is missing. It tells in what order.", 0, 0),
-        ("The callbacks become `nobody`, or ``one that\nwaits``.", 0, 0),
-        ("    what: Name of the limit.", 0, 0),
-    ],
-)
-def test_subjects(words: ModuleType, text: str, persons: int, nouns: int) -> None:
-    found = words.subjects(text)
-    assert (len(found.persons), len(found.nouns)) == (persons, nouns), found
-
-
 def test_texts_of_python(words: ModuleType) -> None:
     source = (
         '"""Head.\n\nMore."""\n'
@@ -103,20 +83,6 @@ def test_texts_of_python(words: ModuleType) -> None:
 def test_texts_of_c(words: ModuleType) -> None:
     source = '/*\n * One\n * two.\n */\nchar c = \'"\', *s = "/* no */"; // three\n'
     assert words.texts(source, ".c") == [(1, "\nOne\ntwo.\n"), (5, "three")]
-
-
-def test_places_are_counted_by_folder(words: ModuleType) -> None:
-    found = words.places({
-        Path("aiordma/loop/pump.py"): "\n# Nobody waits.\n",
-        Path("aiordma/errors.py"): "# What is new, is new.\n",
-        Path("tests/unit/test_x.py"): "# Nobody counts this.\n",
-        Path("docs/limits.md"): "```python\nwho()\n```\nWho `asks`, waits.\n",
-        Path("README.md"): "What is `x`?\n",
-    })  # fmt: skip
-    assert list(found) == ["README.md", "docs", "loop", "top"]
-    assert found["docs"].persons == ["docs/limits.md:1: Who `x`, waits."]
-    assert found["loop"].persons == ["aiordma/loop/pump.py:2: Nobody waits."]
-    assert len(found["top"].nouns) == 1
 
 
 @pytest.fixture(scope="module")
