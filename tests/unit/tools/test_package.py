@@ -217,3 +217,11 @@ def test_a_page_is_written_or_compared(monkeypatch: pytest.MonkeyPatch, tmp_path
     with pytest.raises(SystemExit, match="usage"):
         write_page(page, "newer\n", "usage")
     assert page.read_text() == "new\n"
+
+
+def test_the_setup_of_the_docs_has_each_extra_for_users() -> None:
+    # Sphinx imports the modules of aiordma.contrib, and fails without the packages they need.
+    profile = re.search(r"docs\) .*extras=\(([^)]*)\)", (ROOT / "tools" / "setup").read_text())
+    assert profile is not None
+    ours = {"bench", "dev", "release", "test"}
+    assert set(profile[1].split()) == set(PROJECT["optional-dependencies"]) - ours
