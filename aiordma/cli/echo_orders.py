@@ -23,6 +23,8 @@ import random
 import struct
 from typing import Any
 
+from aiordma.cli.foreign import parsed
+
 __all__ = ["GIVE", "MAGIC", "MOST", "STREAM_ORDER", "TAKE", "order", "parse_order", "pattern"]
 
 MAGIC = b"\0aiordma-echo-1 "
@@ -51,7 +53,7 @@ def parse_order(message: Any) -> tuple[str, int] | None:
             return None
         text = bytes(view[len(MAGIC) :])
     try:
-        words = json.loads(text)
+        words = parsed(text)
     except ValueError:
         return None
     if not isinstance(words, dict):

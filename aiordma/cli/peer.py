@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,6 +16,7 @@ from typing import Any
 
 from aiordma.cli.echo_orders import GIVE, MOST, STREAM_ORDER, TAKE, order, pattern
 from aiordma.cli.finding import Finding, fail, ok, skip
+from aiordma.cli.foreign import parsed
 from aiordma.cli.transfer.exchange import Exchange, closing
 from aiordma.cli.transfer.failure import TransferError
 from aiordma.cli.transfer.frames import Get, Ready, Reason
@@ -167,8 +167,8 @@ def _words(scene: Scene, exc: BaseException) -> str:
 
 
 def _object(answer: bytes) -> dict[str, Any] | None:
-    with contextlib.suppress(ValueError, RecursionError):
-        words = json.loads(answer)
+    with contextlib.suppress(ValueError):
+        words = parsed(answer)
         if isinstance(words, dict):
             return words
     return None

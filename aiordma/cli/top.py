@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import stat
+import struct
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,11 +20,12 @@ from typing import Any, Protocol
 
 import click
 
+from aiordma.cli.foreign import parsed, real, whole
 from aiordma.cli.output import print_hint, printable
 
 __all__ = ["top"]
 
-LIMIT_S = 5.0  # for the process to answer
+LIMIT_S = 5  # for the process to answer
 _MOST_BYTES = 64 << 20
 _POLL_S = 0.02
 HEADER = (
@@ -38,6 +40,8 @@ _KINDS = {"connections": "messages", "streams": "stream", "datagrams": "datagram
 _NUMBERS = ("number", "waiting_to_be_received", "pinned_bytes")
 _UNITS = ("messages_sent", "messages_received", "datagrams_sent", "datagrams_received")
 _COUNTED = ("bytes_sent", "bytes_received", *_UNITS)
+_TOTALS = ("messages_sent", "messages_received", "connections_lost", "refused")
+_MOST_S = 1e12  # of a time since the epoch
 
 Seen = dict[str, Any]
 Row = tuple[str, ...]
@@ -69,8 +73,11 @@ class SocketSource:
         end, parts, size = time.monotonic() + LIMIT_S, [], 0
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as reader:
-                reader.settimeout(LIMIT_S)
+                # A connect that waits for room behind other readers: with a timeout of Python's the
+                # socket does not block, and a full line is EAGAIN at once.
+                reader.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(LIMIT_S))
                 reader.connect(os.fspath(self._path))
+                reader.settimeout(LIMIT_S)
                 while part := reader.recv(1 << 16):
                     parts.append(part)
                     size += len(part)
@@ -78,8 +85,8 @@ class SocketSource:
                         raise NoSnapshotError(f"{self._path}: the answer does not end")
         except ConnectionRefusedError as exc:
             raise NoSnapshotError(f"{self._path}: the process has ended") from exc
-        except TimeoutError as exc:
-            raise NoSnapshotError(f"{self._path}: no answer within {LIMIT_S:.0f} s") from exc
+        except (TimeoutError, BlockingIOError) as exc:
+            raise NoSnapshotError(f"{self._path}: no answer within {LIMIT_S} s") from exc
         except OSError as exc:
             raise NoSnapshotError(f"{self._path}: {exc.strerror or exc}") from exc
         return _parsed(self._path, b"".join(parts))
@@ -111,7 +118,7 @@ class DumpSource:
             if (now.st_ino, now.st_mtime_ns) != (before.st_ino, before.st_mtime_ns):
                 return seen
             time.sleep(_POLL_S)
-        raise NoSnapshotError(f"{self._path}: no dump within {LIMIT_S:.0f} s")
+        raise NoSnapshotError(f"{self._path}: no dump within {LIMIT_S} s")
 
     def _signal(self, pid: int, dump: Seen, owner: int) -> None:
         from aiordma.metrics.serving import start_of
@@ -148,35 +155,46 @@ class DumpSource:
         return _parsed(self._path, data), found
 
 
+def _timeval(seconds: float) -> bytes:
+    return struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+
+
 def _parsed(path: Path, data: bytes) -> Seen:
-    seen: Any = None
     try:
-        seen = json.loads(data)
-        good = isinstance(seen["pid"], int) and isinstance(seen["time"], float)
-        good &= isinstance(seen["totals"], dict)
-        good &= all(_is_row(each) for kind in _KINDS for each in seen[kind])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        good = False
-    if not good:
-        raise NoSnapshotError(f"{path} gives no snapshot of aiordma.metrics")
+        seen = parsed(data)
+        whole(seen["pid"], 1)
+        real(seen["time"], 0, _MOST_S)
+        for name in _TOTALS:
+            whole(seen["totals"].get(name, 0))
+        for kind in _KINDS:
+            whole(seen.get(f"unlisted_{kind}", 0))
+            if not all(map(_is_row, seen[kind])):
+                raise ValueError(kind)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise NoSnapshotError(f"{path} gives no snapshot of aiordma.metrics") from None
     return dict(seen)
 
 
 def _is_row(each: Any) -> bool:
-    """Whether it has all that the table shows."""
-    if not isinstance(each, dict):
-        return False
-    return (
-        all(isinstance(each[name], int) for name in _NUMBERS)
-        and all(isinstance(each.get(name, 0), int) for name in _COUNTED)
-        and all(isinstance(each[name], str) for name in ("device", "state"))
-        and isinstance(each.get("opened_at"), (float, type(None)))
-        and all(_is_address(each.get(name)) for name in ("peername", "sockname"))
+    """Whether it has all that the table shows.
+
+    Raises:
+        ValueError, KeyError, AttributeError: It has not.
+    """
+    for name in _NUMBERS:
+        whole(each[name])
+    for name in _COUNTED:
+        whole(each.get(name, 0))
+    if (opened := each.get("opened_at")) is not None:
+        real(opened, 0, _MOST_S)
+    return all(isinstance(each[name], str) for name in ("device", "state")) and all(
+        _is_address(each.get(name)) for name in ("peername", "sockname")
     )
 
 
 def _is_address(address: Any) -> bool:
-    return address is None or (isinstance(address, list) and len(address) == 2)
+    # Of IPv6 it may have two numbers more, as of a socket.
+    return address is None or (isinstance(address, list) and len(address) in (2, 4))
 
 
 def _source_at(path: Path) -> Source | None:
@@ -287,13 +305,12 @@ def _rows(seen: Seen, before: Seen | None) -> list[Row]:
 
 
 def _summary(seen: Seen, before: Seen | None) -> str:
-    totals = seen["totals"]
+    totals = {name: seen["totals"].get(name, 0) for name in _TOTALS}
     text = (
         f"process {seen['pid']}: {len(seen['connections'])} connections, "
         f"{len(seen['streams'])} streams, {len(seen['datagrams'])} datagram endpoints; "
-        f"{totals.get('messages_sent', 0)} messages sent, "
-        f"{totals.get('messages_received', 0)} received; {totals.get('connections_lost', 0)} "
-        f"connections lost, {totals.get('refused', 0)} clients refused"
+        f"{totals['messages_sent']} messages sent, {totals['messages_received']} received; "
+        f"{totals['connections_lost']} connections lost, {totals['refused']} clients refused"
     )
     unlisted = sum(seen.get(f"unlisted_{kind}", 0) for kind in _KINDS)
     if unlisted:

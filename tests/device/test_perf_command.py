@@ -18,8 +18,10 @@ import pytest
 
 import aiordma
 from aiordma.cli.__main__ import main
+from aiordma.cli.perf import server as serving
+from aiordma.cli.perf import sides
 from aiordma.cli.perf.client import measure
-from aiordma.cli.perf.control import PerfError
+from aiordma.cli.perf.control import Control, PerfError
 from aiordma.cli.perf.options import ALL_SIZES, APIS, METRICS, TESTS, Plan
 from aiordma.cli.perf.server import serve
 
@@ -225,6 +227,118 @@ async def test_a_client_that_asks_for_nonsense(address: str) -> None:
         async with aiordma.connect(address, port) as conn:
             await conn.send(json.dumps({"plan": {"test": "sell"}}).encode())
             assert "error" in json.loads(bytes(await conn.recv()))
+
+
+async def figures_of(port: int, address: str, plan: Plan) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    await measure(
+        plan, address, port, loop="asyncio", gbits=False,
+        begun=lambda _: None, measured=rows.append,
+    )  # fmt: skip
+    return rows
+
+
+DEEP = "[" * 50_000
+
+
+def as_text(words: Any) -> bytes:
+    return (words if isinstance(words, str) else json.dumps(words)).encode()
+
+
+ANSWERS: list[tuple[str, str, list[Any]]] = [
+    ("send", "connection", ["", "[]", "17", DEEP, "NaN", {}, {"error": ""}, {"error": 5}]),
+    ("send", "connection", [{"at": at} for at in (None, 5, {}, {"port": "x"}, {"port": 0})]),
+    ("send", "native", [{"at": []}, {"at": {"port": 1 << 70}}, {"at": {"port": -1}}]),
+    ("stream", "streams", [{"at": {"port": 1e300}}, {"at": {"port": True}}]),
+    ("stream", "protocol", [{"at": {"port": 65536}}, {"at": {"port": "18515"}}]),
+    (
+        "send",
+        "connection",
+        [{"at": {"port": 1}, "loop": 5}, {"at": {"port": 1}, "loop": "\x1b[2J"}],
+    ),
+]
+
+
+@pytest.mark.parametrize(("test", "api", "answers"), ANSWERS)
+async def test_a_server_that_says_anything(
+    address: str, test: str, api: str, answers: list[Any]
+) -> None:
+    plan = Plan.make(test, "lat", api=api, iters=3, warm_up=0, timeout_s=LIMIT_S)
+    async with aiordma.listen(address, 0) as listener:
+        for answer in answers:
+            asking = asyncio.create_task(figures_of(listener.port, address, plan))
+            async with await listener.accept() as conn:
+                (await conn.recv()).release()
+                await conn.send(
+                    (answer if isinstance(answer, str) else json.dumps(answer)).encode()
+                )
+                with pytest.raises(PerfError, match="no aiordma perf"):
+                    await asking
+
+
+class Liar:
+    """A side whose words about itself are another's."""
+
+    def __init__(self, side: Any, **words: Any) -> None:
+        self._side = side
+        self._words = words
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._side, name)
+
+    async def accept(self) -> Any:
+        await self._side.accept()
+        return self._words
+
+
+@pytest.mark.parametrize("lent", [None, [], "x", [5], [[1, 2, 3]], ["zz"], [["1", 2]], [[1, -1]]])
+@pytest.mark.parametrize(("api", "key"), [("native", "memory"), ("connection", "regions")])
+async def test_a_server_that_lends_nonsense(
+    address: str, monkeypatch: pytest.MonkeyPatch, api: str, key: str, lent: Any
+) -> None:
+    make = sides.server_side
+    monkeypatch.setattr(serving, "server_side", lambda plan: Liar(make(plan), **{key: lent}))
+    with pytest.raises(PerfError, match="no aiordma perf"):
+        await measured(address, "read", "lat", api=api, iters=3, warm_up=0)
+
+
+async def test_a_server_that_counts_wrong(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    say = Control.say
+    for used in ("much", -1, 1e300, None):
+
+        async def lie(self: Control, used: Any = used, **words: Any) -> None:
+            await say(self, **{**words, "user": used} if "user" in words else words)
+
+        monkeypatch.setattr(Control, "say", lie)
+        with pytest.raises(PerfError, match="no aiordma perf"):
+            await measured(address, "send", "lat", iters=3, warm_up=0)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [DEEP, {"plan": {"timeout_s": 10**400}}, {"run": 3}, {"run": [], "count": 1},
+     {"run": 2, "count": -1}, {"run": 2, "count": "x"}, {"run": 2, "count": 1, "ran": [1]}],
+)  # fmt: skip
+async def test_a_client_that_says_anything(address: str, words: Any) -> None:
+    plan = Plan.make("send", "lat", iters=3, warm_up=0, timeout_s=LIMIT_S).to_wire()
+    with server("--host", address, "-p", "0", status=1) as port:
+        async with aiordma.connect(address, port) as conn:
+            if isinstance(words, str) or "plan" in words:
+                if isinstance(words, dict):
+                    words = {"plan": {**plan, **words["plan"]}}
+                await conn.send(as_text(words))
+            else:
+                await conn.send(json.dumps({"plan": plan}).encode())
+                at = json.loads(bytes(await conn.recv()))["at"]
+                async with aiordma.connect(address, at["port"]):
+                    (await conn.recv()).release()
+                    ran = words.pop("ran", None)
+                    await conn.send(json.dumps(words).encode())
+                    if ran is not None:
+                        (await conn.recv()).release()
+                        await conn.send(json.dumps({"ran": ran}).encode())
+            error = json.loads(bytes(await conn.recv()))["error"]
+            assert "no aiordma perf" in error or "not a test" in error
 
 
 def _child(pid: int) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from aiordma.cli.perf.control import CONFIG, Control, PerfError, processor_time
+from aiordma.cli.foreign import real
+from aiordma.cli.perf.control import CONFIG, Control, PerfError, foreign, processor_time
 from aiordma.cli.perf.kinds import ClientSide, Stop
-from aiordma.cli.perf.options import Plan
+from aiordma.cli.perf.options import LOOPS, Plan
 from aiordma.cli.perf.report import Usage, flow_figures, lat_figures
 from aiordma.cli.perf.sides import client_side
 from aiordma.endpoint.connect import connect
@@ -16,6 +17,7 @@ from aiordma.loop.timers import timeout
 
 __all__ = ["Measured", "measure"]
 
+_MOST_S = 1e9
 Measured = Callable[[dict[str, Any]], None]
 
 
@@ -49,13 +51,15 @@ async def measure(
         _check_transport(plan, conn)
         control = Control(conn, plan.timeout_s)
         answer = await control.ask("at", plan=plan.to_wire(), loop=loop)
-        side = client_side(plan, host)
+        with foreign(answer):
+            server_loop = LOOPS[LOOPS.index(answer.get("loop", loop))]
+        side = client_side(plan, conn.get_extra_info("peername")[0])
         try:
             async with timeout(plan.timeout_s):
                 await side.connect(answer["at"])
                 lent = await control.hear("lent")
                 await side.meet(lent["lent"])
-            begun({"server_loop": answer.get("loop", loop), **_whereabouts(conn)})
+            begun({"server_loop": server_loop, **_whereabouts(conn)})
             for size in plan.sizes:
                 if plan.warm_up:
                     await _run(control, side, plan, size, Stop(plan.warm_up), plan.warm_up, gbits)
@@ -89,9 +93,11 @@ async def _run(
     after = processor_time()
     done = figures["n_iterations"]
     theirs = await control.ask("user", "system", ran=done)
+    with foreign(theirs):
+        used = Usage(*(real(theirs[name], 0, _MOST_S) for name in ("user", "system")))
     figures["cpu_us_per_message"] = {
         "client": Usage(after.user - before.user, after.system - before.system).per(done),
-        "server": Usage(float(theirs["user"]), float(theirs["system"])).per(done),
+        "server": used.per(done),
     }
     return figures
 

@@ -6,18 +6,21 @@ measurement runs nothing is said.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import resource
+from collections.abc import Iterator
 from typing import Any
 
+from aiordma.cli.foreign import parsed, shown
 from aiordma.cli.perf.report import Usage
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.errors import ConnectionEndedError, RdmaTimeoutError
 from aiordma.loop.timers import timeout
 
-__all__ = ["CONFIG", "LIMIT_S", "Control", "PerfError", "processor_time"]
+__all__ = ["CONFIG", "LIMIT_S", "Control", "PerfError", "foreign", "processor_time"]
 
 #: Seconds for steps whose limit no plan says.  Generous: the clock of an emulated machine jumps.
 LIMIT_S = 300.0
@@ -29,6 +32,9 @@ CONFIG = ConnectionConfig(
     idle_timeout_s=LIMIT_S,
 )
 
+_NO_PERF = "the other side is no aiordma perf"
+_MOST_WORDS = 1000
+
 
 class PerfError(Exception):
     """The test could not be run, or broke; the text is for people."""
@@ -38,6 +44,15 @@ def processor_time() -> Usage:
     """The processor time of this process until now (`getrusage(2)`)."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return Usage(usage.ru_utime, usage.ru_stime)
+
+
+@contextlib.contextmanager
+def foreign(words: Any) -> Iterator[None]:
+    """The block takes values out of the other side's words: raises PerfError if they are wrong."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, IndexError) as exc:
+        raise PerfError(f"{_NO_PERF}: it says {shown(words)} ({exc!r:.80})") from exc
 
 
 class Control:
@@ -79,14 +94,13 @@ class Control:
             msg = f"the other side of the test has said nothing for {seconds:g} s"
             raise RdmaTimeoutError(errno.ETIMEDOUT, msg) from exc
         try:
-            words = json.loads(text)
+            words = parsed(text)
         except ValueError:
             words = None
-        if isinstance(words, dict) and "error" in words:
-            raise PerfError(str(words["error"]))
+        if isinstance(words, dict) and isinstance(error := words.get("error"), str) and error:
+            raise PerfError(error[:_MOST_WORDS])
         if not isinstance(words, dict) or not all(key in words for key in keys):
-            msg = f"the other side is no aiordma perf: it says {text[:80]!r}"
-            raise PerfError(msg)
+            raise PerfError(f"{_NO_PERF}: it says {text[:80]!r}")
         return words
 
     async def ask(self, *keys: str, limit_s: float | None = None, **words: Any) -> dict[str, Any]:

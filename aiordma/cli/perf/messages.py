@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
+from aiordma.cli.foreign import whole
 from aiordma.cli.perf.answering import Answering
-from aiordma.cli.perf.control import CONFIG
+from aiordma.cli.perf.control import CONFIG, foreign
 from aiordma.cli.perf.kinds import Stop
 from aiordma.cli.perf.options import Plan
 from aiordma.cli.perf.report import Flow
@@ -56,15 +57,21 @@ class MessageClient:
 
     async def connect(self, at: dict[str, Any]) -> None:
         """Connect as often as the plan says."""
+        with foreign(at):
+            port = whole(at["port"], 1, 0xFFFF)
         for _ in range(self._plan.qps):
-            opening = connect(self._host, at["port"], config=_config(self._plan))
+            opening = connect(self._host, port, config=_config(self._plan))
             self._conns.append(await self._stack.enter_async_context(opening))
 
     async def meet(self, lent: dict[str, Any]) -> None:
         """Register memory for one-sided operations."""
         if self._plan.test == "send":
             return
-        self._lent = [RemoteRegion.from_bytes(bytes.fromhex(name)) for name in lent["regions"]]
+        with foreign(lent):
+            self._lent = [RemoteRegion.from_bytes(bytes.fromhex(name)) for name in lent["regions"]]
+            whole(len(self._lent), len(self._conns), len(self._conns))
+            for remote in self._lent:
+                whole(len(remote), max(self._plan.sizes))
         for conn in self._conns:
             access = Access.LOCAL_WRITE
             region = await conn.register(max(self._plan.sizes), access)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from aiordma.cli.foreign import whole
 from aiordma.cli.perf.answering import Answering
+from aiordma.cli.perf.control import foreign
 from aiordma.cli.perf.kinds import Stop
 from aiordma.cli.perf.native_ends import End, Gate, dialed
 from aiordma.cli.perf.native_flow import Taker, flow, joined
@@ -40,7 +42,8 @@ class NativeClient:
         def make(cm_id: ConnectionId) -> End:
             return End(cm_id, plan, waits_for_receives=is_ping)
 
-        address = (str(at["host"]), int(at["port"]))
+        with foreign(at):
+            address = (self._host, whole(at["port"], 1, 0xFFFF))
         for _ in range(plan.qps):
             self._ends.append(await dialed(self._events, address, plan, make))
         if is_ping:
@@ -48,7 +51,11 @@ class NativeClient:
 
     async def meet(self, lent: dict[str, Any]) -> None:
         """Learn where the server's memory is."""
-        self._remote = [(int(addr), int(rkey)) for addr, rkey in lent["memory"]]
+        with foreign(lent):
+            self._remote = [
+                (whole(addr), whole(rkey, 0, 0xFFFFFFFF)) for addr, rkey in lent["memory"]
+            ]
+            whole(len(self._remote), len(self._ends), len(self._ends))
 
     async def lat(self, size: int, stop: Stop) -> list[int]:
         """One message and its answer at a time, or one operation."""
@@ -85,7 +92,7 @@ class NativeServer:
     async def listen(self, host: str) -> dict[str, Any]:
         """Listen on a free port."""
         self._gate = Gate(host, self._plan)
-        return {"host": host, "port": self._gate.port}
+        return {"port": self._gate.port}
 
     async def accept(self) -> dict[str, Any]:
         """Take the connections; their memory is open to the client."""

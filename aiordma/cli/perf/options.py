@@ -144,7 +144,7 @@ class Plan:
         try:
             plan = cls(**{**words, "sizes": tuple(words["sizes"])})
             plan.check()
-        except (TypeError, KeyError, AttributeError) as exc:
+        except (TypeError, KeyError, AttributeError, OverflowError) as exc:
             msg = f"not a test: {exc}"
             raise ValueError(msg) from exc
         return plan

@@ -18,6 +18,7 @@ from aiordma.cli.perf.control import PerfError
 from aiordma.cli.perf.options import Plan
 from aiordma.cli.perf.output import Printer
 from aiordma.cli.perf.server import serve
+from aiordma.cli.words import words_of
 from aiordma.errors import RdmaError
 
 __all__ = ["run_client", "run_local", "run_server"]
@@ -118,7 +119,7 @@ def _bounded(work: Callable[[], Coroutine[Any, Any, None]], loop: str) -> int:
         with asyncio.Runner(loop_factory=_factory(loop)) as runner:
             runner.run(work())
     except (PerfError, OSError, RdmaError) as exc:
-        print_hint(f"aiordma perf: {exc or type(exc).__name__}")
+        print_hint(f"aiordma perf: {words_of(exc)}")
         return 1
     return 0
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from aiordma.cli.perf.control import CONFIG, LIMIT_S, Control, PerfError, processor_time
+from aiordma.cli.foreign import whole
+from aiordma.cli.perf.control import (
+    CONFIG,
+    LIMIT_S,
+    Control,
+    PerfError,
+    foreign,
+    processor_time,
+)  # fmt: skip
 from aiordma.cli.perf.options import Plan
 from aiordma.cli.perf.sides import server_side
 from aiordma.endpoint.connection import Connection
@@ -68,15 +76,17 @@ async def _serve(conn: Connection, control: Control, loop: str) -> None:
             if "bye" in words:
                 break
             size, count = words.get("run"), words.get("count")
-            if size not in plan.sizes or not (count is None or isinstance(count, int)):
-                msg = f"no run of this test: {words!r}"
-                raise PerfError(msg)
+            with foreign(words):
+                size = plan.sizes[plan.sizes.index(size)]
+                count = None if count is None else whole(count)
             await side.start(size, count)
             before = processor_time()
             await control.say(go=True)
-            ran = (await control.hear("ran", limit_s=plan.limit_s))["ran"]
+            words = await control.hear("ran", limit_s=plan.limit_s)
+            with foreign(words):
+                ran = whole(words["ran"])
             async with timeout(plan.timeout_s):
-                await side.finish(int(ran))
+                await side.finish(ran)
             after = processor_time()
             await control.say(user=after.user - before.user, system=after.system - before.system)
     finally:

@@ -6,6 +6,8 @@ import asyncio
 from time import perf_counter_ns as _clock
 from typing import Any, cast
 
+from aiordma.cli.foreign import whole
+from aiordma.cli.perf.control import foreign
 from aiordma.cli.perf.kinds import Stop
 from aiordma.cli.perf.options import Plan
 from aiordma.cli.perf.report import Flow
@@ -104,7 +106,8 @@ class _Pourer(_End):
             self._pour()
 
     def data_received(self, data: bytes) -> None:
-        self.done.set_result(None)
+        if not self.done.done():  # the server may say it twice
+            self.done.set_result(None)
 
 
 class ProtocolClient:
@@ -117,11 +120,13 @@ class ProtocolClient:
 
     async def connect(self, at: dict[str, Any]) -> None:
         """Connect once."""
+        with foreign(at):
+            port = whole(at["port"], 1, 0xFFFF)
         factory = _Pinger if self._plan.metric == "lat" else _Pourer
         _, self._end = await create_connection(
             factory,
             self._host,
-            int(at["port"]),
+            port,
             config=STREAM_CONFIG,
             timeout=self._plan.timeout_s,
         )

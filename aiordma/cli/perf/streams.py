@@ -7,6 +7,8 @@ import contextlib
 import time
 from typing import Any
 
+from aiordma.cli.foreign import whole
+from aiordma.cli.perf.control import foreign
 from aiordma.cli.perf.kinds import Stop
 from aiordma.cli.perf.options import Plan
 from aiordma.cli.perf.report import Flow
@@ -29,8 +31,10 @@ class StreamClient:
 
     async def connect(self, at: dict[str, Any]) -> None:
         """Connect once."""
+        with foreign(at):
+            port = whole(at["port"], 1, 0xFFFF)
         self._ends = await open_connection(
-            self._host, int(at["port"]), config=STREAM_CONFIG, timeout=self._limit_s
+            self._host, port, config=STREAM_CONFIG, timeout=self._limit_s
         )
 
     async def meet(self, lent: dict[str, Any]) -> None:

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass, fields
 from enum import IntEnum
 from typing import Any
 
+from aiordma.cli.foreign import parsed
+
 __all__ = [
     "HEADER_SIZE",
     "MOST_DATA",
@@ -164,8 +166,8 @@ def parse(body: bytes) -> Message:
         FrameError: It is none.
     """
     try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
+        found = parsed(body)
+    except ValueError:
         msg = f"the peer sent a message that is no JSON: {body[:80]!r}"
         raise FrameError(msg) from None
     word = found.pop("message", None) if isinstance(found, dict) else None

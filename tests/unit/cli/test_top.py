@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -236,7 +237,22 @@ _NONE = (
 
 @pytest.mark.parametrize(
     "kind",
-    ["nothing", "file", "folder", "left", "garbage", "other", "deep", "rows", "row"],
+    [
+        "nothing",
+        "file",
+        "folder",
+        "left",
+        "garbage",
+        "other",
+        "deep",
+        "rows",
+        "row",
+        "nan",
+        "infinity",
+        "much",
+        "words",
+        "time",
+    ],
 )
 def test_what_gives_no_snapshot(
     tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
@@ -246,6 +262,11 @@ def test_what_gives_no_snapshot(
         "garbage": b"\x80\x00{", "other": b'{"totals": 5}', "deep": b"[" * 100_000,
         "rows": _NONE.replace(b'"connections": []', b'"connections": [7]'),
         "row": _NONE.replace(b'"datagrams": []', b'"datagrams": [{}]'),
+        "nan": _NONE.replace(b"1.0", b"NaN"),
+        "infinity": _NONE.replace(b"1.0", b"1e999"),
+        "much": _NONE.replace(b"{}", b'{"refused": 1' + b"0" * 400 + b"}"),
+        "words": _NONE.replace(b"}", b', "unlisted_streams": "all"}'),
+        "time": _NONE.replace(b"1.0", b"1e300"),
     }  # fmt: skip
     listening: socket.socket | None = None
     thread: threading.Thread | None = None
@@ -288,6 +309,30 @@ def test_a_socket_that_does_not_answer(
         listening.listen()
         assert main(["top", str(tmp_path / "x")]) == 1
     assert "no answer" in capsys.readouterr().err
+
+
+def test_a_reader_waits_behind_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket(socket.AF_UNIX) as listening, contextlib.ExitStack() as stack:
+        listening.bind(str(tmp_path / "x"))
+        listening.listen(0)
+        first = stack.enter_context(socket.socket(socket.AF_UNIX))
+        first.connect(str(tmp_path / "x"))
+        line_is_full = stack.enter_context(socket.socket(socket.AF_UNIX))
+        line_is_full.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            line_is_full.connect(str(tmp_path / "x"))
+
+        def serve_all() -> None:
+            for answer in (b"", _NONE):
+                client, _ = listening.accept()
+                with client:
+                    client.sendall(answer)
+
+        thread = threading.Thread(target=serve_all)
+        thread.start()
+        assert main(["top", str(tmp_path / "x")]) == 0
+        thread.join(LIMIT_S)
+    assert capsys.readouterr().out.startswith("process 1: ")
 
 
 def test_a_process_is_found_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
