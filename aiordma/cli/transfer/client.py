@@ -96,6 +96,9 @@ async def get(
         digest = await exchange.receive_file(incoming, ready.size, progress)
     except TransferError as exc:
         await exchange.apologize(exc)
+        # A server stops when it hears of the failure, but its close waits until all that it has
+        # sent is read.
+        await exchange.hear_out()
         raise
     await in_thread(incoming.commit)
     return ready.size, digest

@@ -187,11 +187,12 @@ class Exchange:
         return digest
 
     async def hear_out(self) -> None:
-        """Read and drop the bytes that still arrive, until the peer ends or the time is over.
+        """Say that no more is sent, and drop what arrives until the peer ends or the time is over.
 
         A close at once could destroy the last message before the peer has read it.
         """
         try:
+            self.writer.write_eof()
             async with asyncio.timeout(self.limit_s):
                 while await self._reader.read(MOST_DATA):
                     pass

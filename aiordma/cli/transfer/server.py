@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from dataclasses import dataclass
 
 from aiordma.cli.transfer.disk import in_thread
 from aiordma.cli.transfer.exchange import Exchange
 from aiordma.cli.transfer.failure import TransferError
-from aiordma.cli.transfer.folder import Folder
+from aiordma.cli.transfer.folder import Folder, Source
 from aiordma.cli.transfer.frames import Done, Get, Put, Ready, Reason
 
 __all__ = ["Quota", "Served", "serve_one"]
@@ -121,10 +122,26 @@ async def _give(exchange: Exchange, folder: Folder, request: Get) -> Served:
         except OSError as exc:
             raise _refusal(exc, request.name) from exc
         await exchange.say(Ready(size))
-        digest = await exchange.send_file(source, size, lambda _: None)
+        digest = await _send(exchange, source, size)
         return Served("get", request.name, size, digest)
     finally:
         await in_thread(source.close)
+
+
+async def _send(exchange: Exchange, source: Source, size: int) -> str:
+    """Send the file, and listen meanwhile: a client whose disk is full says so in the middle."""
+    sending = asyncio.create_task(exchange.send_file(source, size, lambda _: None))
+    hearing = asyncio.create_task(exchange.hear(Done, whenever=True))
+    try:
+        await asyncio.wait([sending, hearing], return_when=asyncio.FIRST_COMPLETED)
+        if hearing.done() and (not sending.done() or sending.exception() is not None):
+            await hearing  # which tells of the failure
+            raise TransferError(Reason.PROTOCOL, "the client said Done out of turn")
+        return await sending
+    finally:
+        sending.cancel()
+        hearing.cancel()
+        await asyncio.gather(sending, hearing, return_exceptions=True)
 
 
 async def _take(exchange: Exchange, folder: Folder, request: Put) -> Served:

@@ -20,7 +20,7 @@ from aiordma.cli.transfer.disk import in_thread
 from aiordma.cli.transfer.exchange import Exchange, closing
 from aiordma.cli.transfer.failure import TransferError
 from aiordma.cli.transfer.folder import Folder, local_incoming, local_source
-from aiordma.cli.transfer.frames import MOST_DATA, Done, Put, Ready, Reason, data_header, pack
+from aiordma.cli.transfer.frames import MOST_DATA, Done, Get, Put, Ready, Reason, data_header, pack
 from aiordma.cli.transfer.server import Quota, Served, serve_one
 from aiordma.streams.stream_reader import READER_LIMIT, RdmaStreamReader
 
@@ -242,6 +242,17 @@ async def test_a_server_that_fails_in_the_middle_of_a_put(tmp_path: Path) -> Non
             await put(exchange, tmp_path / "x", "x")
 
 
+async def test_a_client_that_fails_in_the_middle_of_a_get(service: Service, tmp_path: Path) -> None:
+    with (service.path / "x").open("wb") as file:
+        file.truncate(1024 * MOST_DATA)
+    async with connected(service) as exchange:
+        await exchange.say(Get("x"))
+        await exchange.hear(Ready)
+        await exchange.apologize(TransferError(Reason.SYSTEM, "no space left"))
+        await exchange.hear_out()
+    assert service.done == ["no space left"], "the server heard it, and sent no more"
+
+
 async def test_a_file_that_shrinks(service: Service, tmp_path: Path) -> None:
     a_file(tmp_path / "x", 10)
     async with connected(service) as exchange:
@@ -274,7 +285,7 @@ async def test_a_server_that_does_not_confirm(tmp_path: Path) -> None:
         exchange = Exchange(reader, writer, LIMIT_S)
         await exchange.hear_request()
         await exchange.say(Ready(0))
-        await exchange.hear_out()
+        await reader.read()
 
     (tmp_path / "x").touch()
     async with connected(forget, limit_s=0.05) as exchange:
