@@ -714,7 +714,12 @@ class RdmaListener(BaseListener):
         except CommClosedError:
             _log.info("Connection from %s closed before handshake completed", address)
             return
-        except BaseException:  # versions of distributed that do not fit, for instance
+        except Exception as exc:  # whatever distributed makes of a stranger's bytes
+            comm.abort()
+            _log.warning("%s is no peer of this cluster: the handshake failed: %r", address, exc)
+            _log.debug("the handshake with %s", address, exc_info=exc)
+            return
+        except BaseException:
             comm.abort()
             raise
         handled = self.comm_handler(comm)

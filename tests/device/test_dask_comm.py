@@ -697,6 +697,8 @@ async def test_a_peer_that_sends_something_else(
             with pytest.raises((aiordma.ConnectionLostError, aiordma.ConnectionEndedError)):
                 await foreign.recv()
         assert there.comms.empty()
+        told = [each for each in caplog.records if each.name.startswith("aiordma")]
+        assert not any(each.exc_info for each in told), "a line for a stranger, and no traceback"
         client = await connect(contact)
         server = await there.comms.get()
         assert await passed(client, server, {"n": 1}) == {"n": 1}
