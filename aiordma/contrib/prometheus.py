@@ -5,6 +5,7 @@ Needs prometheus_client: `pip install aiordma[prometheus]`.  Nothing is gathered
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -16,9 +17,12 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import REGISTRY, Collector, CollectorRegistry
 
+from aiordma.logs import log_of
 from aiordma.metrics import Histogram, Snapshot, snapshot
 
 __all__ = ["RdmaCollector", "register"]
+
+_log = log_of("metrics")
 
 # The name without `aiordma_`, the attribute of Totals for each value of the label `direction`.
 _DIRECTED = {
@@ -158,6 +162,10 @@ def register(
 ) -> RdmaCollector:
     """Have a registry, by default prometheus_client's own, show aiordma's metrics.
 
+    In the multiprocess mode of prometheus_client (`PROMETHEUS_MULTIPROC_DIR`) a scrape adds up files
+    that its own counters write, and asks no collector: have each process serve its own metrics.  A
+    line of the log says so.
+
     Args:
         registry: The registry.
         each_connection: As of `RdmaCollector`.
@@ -165,6 +173,11 @@ def register(
     Returns:
         The collector, for `registry.unregister`.
     """
+    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        _log.warning(
+            "prometheus_client is in multiprocess mode, whose MultiProcessCollector shows nothing of "
+            "aiordma: let each process serve its own metrics on a port of its own"
+        )
     collector = RdmaCollector(each_connection=each_connection)
     registry.register(collector)
     return collector

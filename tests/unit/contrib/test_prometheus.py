@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
 from aiordma.contrib.prometheus import RdmaCollector, register
@@ -105,3 +108,18 @@ def test_a_registry_scrapes_this_process() -> None:
     assert samples(generate_latest(registry).decode())["aiordma_open", (("kind", "streams"),)] == 0
     registry.unregister(collector)
     assert generate_latest(registry) == b""
+
+
+def test_multiprocess_mode_is_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    register(CollectorRegistry())
+    assert not caplog.records
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    register(CollectorRegistry())
+    [line] = caplog.records
+    assert (line.name, line.levelname) == ("aiordma.metrics", "WARNING")
+    # Why: a scrape there asks no collector of the process.
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, str(tmp_path))
+    assert b"aiordma" not in generate_latest(registry)
