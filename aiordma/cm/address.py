@@ -13,6 +13,7 @@ from typing import Any
 from aiordma._ffi import ffi
 from aiordma.arguments import whole
 from aiordma.errors import HostNotFoundError, errno_error
+from aiordma.interfaces import has_address
 from aiordma.loop.kept import Kept
 
 __all__ = [
@@ -113,15 +114,7 @@ def _scope_id(scope: str) -> int:
 def is_local(address: Address) -> bool:
     """Whether a numeric address is a wildcard, or an interface of this machine has it."""
     host = address[0] or "0.0.0.0"
-    if host in _ANY:
-        return True
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((host, 0))
-        except OSError:
-            return False
-    return True
+    return host in _ANY or has_address(host)
 
 
 def is_loopback(address: Address) -> bool:

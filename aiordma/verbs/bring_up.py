@@ -19,15 +19,17 @@ from __future__ import annotations
 import asyncio
 import errno
 import secrets
+import socket
 import struct
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from aiordma.arguments import check_kind, check_seconds, fitting, whole
 from aiordma.errors import ConnectTimeoutError, ProtocolError, os_error
+from aiordma.interfaces import eui_64, has_address
 from aiordma.loop.workers import call_blocking, connecting
 from aiordma.verbs.ah import AHAttributes
-from aiordma.verbs.context import Context
+from aiordma.verbs.context import Context, GidEntry
 from aiordma.verbs.enums import MTU, Access, GIDType, LinkLayer, QPState, QPType
 from aiordma.verbs.qp import QueuePair
 from aiordma.verbs.qp_changes import QPChanges, check_changes, to_c
@@ -433,8 +435,11 @@ def _lower(first: int | None, other: int | None) -> int:
 def _reachable_gid(context: Context, port_num: int, link_layer: LinkLayer) -> int:
     """The index of the GID by which other machines reach the port.
 
+    A device that network namespaces share has the GIDs of all in one table.  With the GID of
+    another namespace everything succeeds here, and no answer ever comes.
+
     Raises:
-        OSError: It has none (EADDRNOTAVAIL).
+        OSError: It has none in this network namespace (EADDRNOTAVAIL).
     """
     if link_layer != LinkLayer.ETHERNET:
         return 0
@@ -442,8 +447,15 @@ def _reachable_gid(context: Context, port_num: int, link_layer: LinkLayer) -> in
     if not found:
         detail = f"(port {port_num} of {context.name} has no GID)"
         raise os_error(errno.EADDRNOTAVAIL, "ibv_query_gid_ex", detail=detail)
+    here = [entry for entry in found if _is_here(entry)]
+    if not here:
+        detail = (
+            f"(none of the {len(found)} GIDs of port {port_num} of {context.name} belongs to an "
+            "interface of this network namespace; gid_index takes any)"
+        )
+        raise os_error(errno.EADDRNOTAVAIL, "ibv_query_gid_ex", detail=detail)
 
-    def order(entry: Any) -> tuple[bool, bool, bool, int]:
+    def order(entry: GidEntry) -> tuple[bool, bool, bool, int]:
         return (
             entry.type != GIDType.ROCE_V2,
             entry.gid.startswith(_LINK_LOCAL),
@@ -451,4 +463,18 @@ def _reachable_gid(context: Context, port_num: int, link_layer: LinkLayer) -> in
             entry.index,
         )
 
-    return int(min(found, key=order).index)
+    return int(min(here, key=order).index)
+
+
+def _is_here(entry: GidEntry) -> bool:
+    """Whether a GID is of an interface of this network namespace, as far as it can be told."""
+    try:
+        name = socket.if_indextoname(entry.interface) if entry.interface else ""
+    except OSError:
+        return False
+    # Each namespace numbers its interfaces by itself, so that the number alone proves little.  A
+    # link-local GID may be made from the hardware's address, and then no interface has it.
+    if entry.gid.startswith(_LINK_LOCAL):
+        return not name or entry.gid[8:] == eui_64(name) or has_address(f"{entry}%{name}")
+    mapped = entry.gid[:12] == _MAPPED
+    return has_address(socket.inet_ntop(socket.AF_INET, entry.gid[12:]) if mapped else str(entry))

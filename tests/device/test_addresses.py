@@ -347,6 +347,24 @@ async def test_any_port_is_one_that_tcp_has_not(
             assert caught.value.errno == errno.EADDRINUSE
 
 
+@pytest.fixture
+def nonlocal_bind() -> Iterator[None]:
+    """Any address can be bound, whether an interface has it or not."""
+    setting = Path("/proc/sys/net/ipv4/ip_nonlocal_bind")
+    before = setting.read_text()
+    setting.write_text("1")
+    yield
+    setting.write_text(before)
+
+
+@pytest.mark.usefixtures("nonlocal_bind")
+async def test_an_absent_address_is_no_taken_port() -> None:
+    for port in (0, 7802):
+        with pytest.raises(OSError, match=r"10\.99\.0\.1") as caught:
+            await aiordma.listen("10.99.0.1", port)
+        assert caught.value.errno in (errno.EADDRNOTAVAIL, errno.ENODEV)
+
+
 async def test_local_addresses_that_do_not_do(address: str, known: dict[str, Any]) -> None:
     async with aiordma.listen(None, 0) as listener:
 

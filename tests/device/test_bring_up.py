@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import struct
+import sys
 import threading
 from typing import Any
 
@@ -64,6 +65,32 @@ async def test_each_end_passes_the_states() -> None:
         assert found.ah_attr.sgid_index == first.gid_index
         assert (found.timeout, found.retry_cnt, found.rnr_retry) == (14, 7, 6)
         assert found.min_rnr_timer == 12
+
+
+APART = """
+import asyncio, socket
+from aiordma.verbs import BringUp
+from tests.device.bringing_up import hand_made
+
+async def main():
+    async with hand_made() as (one, _):
+        BringUp(one.qp)
+
+asyncio.run(main())
+"""
+
+
+async def test_another_namespace_has_no_gid_of_this() -> None:
+    """A shared device lists the GIDs of all namespaces, and works with none of another."""
+    run = await asyncio.create_subprocess_exec(
+        "unshare", "-n", sys.executable, "-c", APART,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    async with asyncio.timeout(60):
+        out, _ = await run.communicate()
+    assert run.returncode == 1
+    assert b"EADDRNOTAVAIL" in out, out.decode()
+    assert b"interface of this network namespace; gid_index takes any" in out
 
 
 async def test_the_lower_mtu_and_the_lower_depth_hold() -> None:

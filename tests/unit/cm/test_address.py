@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -71,6 +73,14 @@ def test_ipv4_in_ipv6_form_is_ipv4(address: ipaddress.IPv4Address, port: int) ->
 )  # fmt: skip
 def test_local_addresses(host: str, local: bool) -> None:
     assert is_local((host, 7)) is local
+
+
+def test_an_address_is_local_only_where_an_interface_has_it() -> None:
+    """A bind would succeed there: the namespace has no interface that is up."""
+    code = "from aiordma.cm.address import is_local; print(is_local(('127.0.0.1', 7)))"
+    apart = ("unshare", "--user", "--map-root-user", "--net")
+    done = subprocess.run([*apart, sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert (done.stdout, done.stderr) == (b"False\n", b"")
 
 
 def test_no_host_is_any_address() -> None:

@@ -1,0 +1,50 @@
+"""The addresses of this network namespace.
+
+An RDMA device may be shared by network namespaces: its table of GIDs then names addresses of all.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from pathlib import Path
+
+__all__ = ["eui_64", "has_address"]
+
+_ANY_PORT = 9  # nothing is sent
+
+
+def has_address(host: str) -> bool:
+    """Whether an interface of this network namespace has a numeric address.
+
+    The answer is that of the routing table, which knows each address of an interface that is up: a
+    packet to an own address comes from that address.  A bind proves nothing: it succeeds at any
+    address under `ip_nonlocal_bind`, and in a namespace whose loopback interface is down.
+
+    Args:
+        host: IPv4 or IPv6, the latter with a scope if it is link-local (`fe80::1%eth0`).
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, _ANY_PORT))
+        except OSError:
+            return False
+        return _ip(probe.getsockname()[0]) == _ip(host)
+
+
+def eui_64(name: str) -> bytes:
+    """The 8 bytes that an interface's hardware address makes of a link-local address (RFC 4291).
+
+    Args:
+        name: The interface; empty bytes if it has no Ethernet address.
+    """
+    try:
+        mac = bytes.fromhex(Path(f"/sys/class/net/{name}/address").read_text().replace(":", ""))
+    except OSError:
+        return b""
+    return bytes((mac[0] ^ 2, *mac[1:3], 0xFF, 0xFE, *mac[3:])) if len(mac) == 6 else b""
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    return ipaddress.ip_address(host.partition("%")[0])
