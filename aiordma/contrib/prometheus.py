@@ -162,9 +162,9 @@ def register(
 ) -> RdmaCollector:
     """Have a registry, by default prometheus_client's own, show aiordma's metrics.
 
-    In the multiprocess mode of prometheus_client (`PROMETHEUS_MULTIPROC_DIR`) a scrape adds up files
-    that its own counters write, and asks no collector: have each process serve its own metrics.  A
-    line of the log says so.
+    In the multiprocess mode of prometheus_client (`PROMETHEUS_MULTIPROC_DIR`) a scrape adds up
+    files that its own counters write, and asks no collector: have each process serve its own
+    metrics.  A line of the log says so.
 
     Args:
         registry: The registry.
@@ -175,8 +175,8 @@ def register(
     """
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
         _log.warning(
-            "prometheus_client is in multiprocess mode, whose MultiProcessCollector shows nothing of "
-            "aiordma: let each process serve its own metrics on a port of its own"
+            "prometheus_client is in multiprocess mode, whose MultiProcessCollector shows nothing "
+            "of aiordma: let each process serve its own metrics on a port of its own"
         )
     collector = RdmaCollector(each_connection=each_connection)
     registry.register(collector)
