@@ -140,7 +140,9 @@ def formatted() -> list[Path]:
 
 def check_shell() -> None:
     """Parse the shell scripts."""
-    for path in ("tools/setup", "tools/packages.sh", "tools/python.sh", ".ci/run"):
+    named = ("tools/setup", "tools/packages.sh", "tools/python.sh", ".ci/run")
+    findings = [path for path in repository_files() if path.match("findings/*.sh")]
+    for path in (*named, *findings):
         call("bash", "-n", path, cwd=ROOT)
 
 

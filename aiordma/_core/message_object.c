@@ -12,11 +12,10 @@
  *
  * Held keeps bytes of a buffer, by a reference that the cycle collector does not visit.
  *
- * A memoryview that exports its bytes to C, and is found by the collector, is taken apart although
- * it is in use: it gives up its bytes, and a later release of the export crashes (CPython 3.11).  A
- * memoryview that is made of another memoryview has no such trouble: both share their bytes.  So
- * the bytes are held by a memoryview of their own, which no other object has, of which only the
- * address is used, and which is never shown to the collector.  Its bytes stay as long as it does.
+ * The collector of CPython 3.11 does not respect each memoryview that C holds.  A memoryview that is
+ * made of another memoryview shares its bytes, and is safe.  So the bytes are held by a memoryview
+ * of their own, which no other object has, of which only the address is used, and which is never
+ * shown to the collector.  Its bytes stay as long as it does.
  *
  * The price: a cycle through such a view is not collected.
  */

@@ -7,11 +7,10 @@ Theory of operation
     others (docs/adr/shared-memory.md has the price).
 
     A part is lent by a window of the adapter (`LentPart`).  A window of type 2 serves a single
-    queue pair; but on Soft-RoCE a peer that invalidates such a window twice crashes the kernel, so
-    that windows are of type 1 there, which any queue pair of the domain can use; and their bounds
-    are not enforced.  Software iWARP has no windows.  Where an adapter does not hold a lease to its
-    part, a part is lent only with rights with which the program trusts its peers in all of the
-    memory (`trusted`).
+    queue pair; but on Soft-RoCE a peer could crash the kernel by it, so that windows are of type 1
+    there, which any queue pair of the domain can use; and their bounds are not enforced.  Software
+    iWARP has no windows.  Where an adapter does not hold a lease to its part, a part is lent only
+    with rights with which the program trusts its peers in all of the memory (`trusted`).
 
     The bytes count as those that connections pin from their beginning on (`memlock.FIRST`), so that
     the budgets of messages are parts of the rest.

@@ -60,10 +60,10 @@ class MemoryWindow(Resource):
         NotSupportedError: The device has no windows of this type; software iWARP has none at all.
         OSError: Out of resources.
 
-    Soft-RoCE of Linux 6.12 needs care.  It holds an access against the bounds of the region
-    instead of the window's: a window narrows down rights and time, and no addresses; register
-    the exact bytes where those matter.  And invalidating a window of type 2 that is not bound,
-    which any peer can do by a SEND_WITH_INV, crashes its kernel; use type 1 there.
+    Soft-RoCE of Linux 6.12 needs care.  It does not enforce the bounds of a window: a window
+    narrows down rights and time, and no addresses; register
+    the exact bytes where those matter.  And with windows of type 2 a peer can crash its kernel:
+    use type 1 there.
 
     Attributes:
         pd: The protection domain.

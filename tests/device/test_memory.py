@@ -379,7 +379,7 @@ async def test_more_than_4_gib(ends: Ends, is_siw: bool) -> None:
 
 
 async def test_a_message_beyond_what_the_port_carries(address: str, is_siw: bool) -> None:
-    """Unchecked, both devices send the length modulo 2**32, and report success."""
+    """It is refused before it is posted: the devices would not."""
     memory = Libc(GIB, PIECE)
     try:
         async with connected(address, max_send_sge=5) as ends:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
-import random
 
 import pytest
 
 import aiordma
 from aiordma.verbs import CompletionQueue
-from tests.device.meeting import paired
 
 pytestmark = [pytest.mark.device, pytest.mark.siw]
 
@@ -30,22 +27,6 @@ async def test_the_page_that_cannot_be_had(is_siw: bool) -> None:
         for _ in range(2):
             with pytest.raises(OSError, match="software iWARP"):
                 CompletionQueue(context, 1)
-
-
-async def test_a_small_read_across_two_pages(address: str) -> None:
-    """The lengths of both pieces are exchanged: only two halves are right."""
-    async with paired(address) as (client, server):
-        memory = await server.register(2 * mmap.PAGESIZE)
-        memory.view[:] = random.Random(32).randbytes(len(memory))
-        async with server.expose(memory.view, read=True) as region:
-            for size, before, right in (
-                (32, 4, False), (32, 31, False), (32, 16, True), (8, 1, False), (36, 4, True),
-            ):  # fmt: skip
-                into, start = bytearray(size), mmap.PAGESIZE - before
-                await client.read(region, into, offset=start)
-                assert (into == memory.view[start : start + size]) is right
-                await client.read(region, into, offset=0)  # in a page
-                assert into == memory.view[:size]
 
 
 async def test_a_large_queue_leaps_over_it() -> None:

@@ -62,23 +62,15 @@ def test_a_device_that_waits_for_its_users(softroce: Runner, device: str) -> Non
 
 
 @pytest.mark.uml
-def test_soft_roce_breaks_when_it_has_to_send_while_its_card_is_down(softroce: Runner) -> None:
-    """The message's connection ends without a reason; the connection manager's queue pair, too."""
+def test_soft_roce_tells_no_reason_while_its_card_is_down(softroce: Runner) -> None:
+    """The connection of the message ends, and its error says that the port is down."""
     assert outcomes(softroce, "down", "--engine", "uml", "--device", "rxe") == [
         "flush: ConnectionLostError",
         "[Errno 104] the adapter ended the connection and gave no reason (port 1 of rxe0 is DOWN)",
-        "connect: ConnectTimeoutError from TimeoutError",
-        "connect again: ConnectTimeoutError from TimeoutError",
-        "True",
     ]
 
 
 @pytest.mark.uml
 def test_software_iwarp_goes_on_while_its_card_is_down(softroce: Runner) -> None:
     """To itself, as TCP does."""
-    assert outcomes(softroce, "down", "--engine", "uml", "--device", "siw") == [
-        "flush: None",
-        "connect: connected",
-        "connect again: connected",
-        "False",
-    ]
+    assert outcomes(softroce, "down", "--engine", "uml", "--device", "siw") == ["flush: None"]

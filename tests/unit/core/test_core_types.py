@@ -71,7 +71,7 @@ TYPES = (
 @contextmanager
 def no_memory_at(number: int) -> Iterator[None]:
     """The allocation with this number, and only that, fails."""
-    # Python 3.13 crashes where it cannot note where a coroutine was made.
+    # What is tested is our memory; Python's own notes of where a coroutine was made are left out.
     depth = sys.get_coroutine_origin_tracking_depth()
     sys.set_coroutine_origin_tracking_depth(0)
     _testcapi.set_nomemory(number, number + 1)

@@ -15,7 +15,7 @@ from aiordma.memory.elastic import ElasticArena
 
 
 def _address(view: memoryview) -> int:
-    # The arena keeps the bytes; a view of cffi's in a cycle is what Python crashes over.
+    # The arena keeps the bytes, and the view of cffi's ends here: no object keeps one.
     return int(ffi.cast("uintptr_t", ffi.from_buffer(view)))
 
 

@@ -1,0 +1,61 @@
+#!/bin/sh
+# Memory that is registered twice counts twice against RLIMIT_MEMLOCK; mlock(2) has another account.
+#
+# Expected: the limit is about locked memory.  4 MiB that are registered three times lock 4 MiB, and
+#     what mlock has locked and what an adapter has pinned share one limit.
+# Happens:  each registration of the same bytes is counted in full, in VmPin, up to more than the
+#     process has in memory (VmRSS); 12 bytes over the edge of a page count 8 KiB.  VmLck of mlock
+#     is compared with the same limit by itself, so that a process locks up to twice the limit.
+# Versions: Linux 6.1.192, ibv_reg_mr of rdma-core 44.0.  The count is the kernel's, for any adapter.
+# Whom:     who registers a buffer for each connection, or in each library (a protection domain of
+#     its own), and sizes `ulimit -l` by the memory of the program: ibv_reg_mr fails with ENOMEM.
+. "$(dirname "$0")/lib.sh"
+
+# shellcheck disable=SC2086
+packages $GUEST
+compile again <<'END'
+#include "pair.h"
+
+#define SIZE (4 << 20)
+
+int main(void)
+{
+    struct rlimit limit = {4 * SIZE, 4 * SIZE};
+    struct ibv_device **devices = ibv_get_device_list(NULL);
+    struct ibv_context *context;
+    struct ibv_pd *pd;
+    char *bytes = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    MUST(bytes != MAP_FAILED);
+    memset(bytes, 1, SIZE);
+    MUST(context = ibv_open_device(devices[0]));
+    MUST(pd = ibv_alloc_pd(context));
+    /* As a user without CAP_IPC_LOCK, whom the limit binds. */
+    MUST(!setrlimit(RLIMIT_MEMLOCK, &limit));
+    MUST(!setgid(65534) && !setuid(65534));
+    printf("ulimit -l: %d kB\n", 4 * SIZE / 1024);
+    for (int times = 1; times <= 3; times++) {
+        MUST(ibv_reg_mr(pd, bytes, SIZE, IBV_ACCESS_LOCAL_WRITE));
+        printf("the same 4096 kB registered %d times: VmPin %ld kB\n", times, status_of("VmPin"));
+    }
+    printf("VmRSS below VmPin: %s\n", status_of("VmRSS") < status_of("VmPin") ? "yes" : "no");
+    MUST(ibv_reg_mr(pd, bytes + 4090, 12, IBV_ACCESS_LOCAL_WRITE));
+    printf("and 12 bytes on two pages: VmPin %ld kB\n", status_of("VmPin"));
+    printf("once more 4096 kB: %s\n",
+           ibv_reg_mr(pd, bytes, SIZE, IBV_ACCESS_LOCAL_WRITE) ? "registered" : strerror(errno));
+    printf("mlock of 4096 kB: %s\n", mlock(bytes, SIZE) ? strerror(errno) : "locked");
+    printf("VmPin and VmLck together above the limit: %s\n",
+           status_of("VmPin") + status_of("VmLck") > 4 * SIZE / 1024 ? "yes" : "no");
+    return 0;
+}
+END
+guest 900 <<'END'
+again
+END
+expect "each registration counts" "registered 3 times: VmPin 12288 kB"
+expect "beyond what is in memory" "^VmRSS below VmPin: yes"
+expect "12 bytes count two pages" "on two pages: VmPin 12296 kB"
+expect "the limit is reached" "^once more 4096 kB: Cannot allocate memory"
+expect "while mlock has room of its own" "^mlock of 4096 kB: locked"
+expect "beyond the limit" "together above the limit: yes"
+as_described

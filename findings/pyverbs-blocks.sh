@@ -1,0 +1,62 @@
+#!/bin/sh
+# While one thread waits in pyverbs' get_cq_event, no other thread of the program runs.
+#
+# Expected: a call that waits for an event lets the other threads run, as os.read, select and every
+#     socket do: so a thread for completions beside the program is the way without an event loop.
+# Happens:  CompChannel.get_cq_event calls ibv_get_cq_event with the interpreter lock held.  The whole
+#     program stands still until the adapter has an event, timers and signal handlers of Python
+#     included.
+# Versions: python3-pyverbs 44.0.
+# Whom:     programs that put pyverbs into a thread (asyncio.to_thread, ThreadPoolExecutor): the loop
+#     stops, and with it what would have made the event.  Poll the queue instead, or wait in a
+#     process of its own.
+. "$(dirname "$0")/lib.sh"
+
+# shellcheck disable=SC2086
+packages $GUEST python3-minimal python3-pyverbs=$RDMA
+guest 900 <<'END'
+cat >/tmp/waits.py <<'PYTHON'
+import os
+import sys
+import threading
+import time
+
+from pyverbs.cq import CQ, CompChannel
+from pyverbs.device import Context
+
+
+def tick() -> None:
+    with open("/tmp/ticks", "a") as file:
+        while True:
+            print("tick", file=file, flush=True)
+            time.sleep(0.1)
+
+
+context = Context(name="rxe0")
+channel = CompChannel(context)
+cq = CQ(context, 8, channel=channel)
+cq.req_notify()
+threading.Thread(target=tick, daemon=True).start()
+time.sleep(1)
+print("waits", file=sys.stderr, flush=True)
+if sys.argv[1] == "get_cq_event":
+    channel.get_cq_event(cq)  # nothing is posted: there is no event
+else:
+    os.read(os.pipe()[0], 1)
+PYTHON
+for call in read get_cq_event; do
+    : >/tmp/ticks
+    python3 /tmp/waits.py $call 2>/tmp/waits &
+    until grep -q waits /tmp/waits; do sleep 1; done
+    sleep 2
+    before=$(wc -l </tmp/ticks)
+    sleep 5
+    after=$(wc -l </tmp/ticks)
+    kill -9 $!
+    wait $! || true
+    echo "$call: the other thread ran $([ "$after" -gt "$before" ] && echo on || echo no more) in 5 s"
+done
+END
+expect "beside os.read it runs" "^read: the other thread ran on"
+expect "beside get_cq_event it does not" "^get_cq_event: the other thread ran no more"
+as_described
