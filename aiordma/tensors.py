@@ -31,7 +31,14 @@ from typing import Any, NamedTuple
 
 from aiordma.errors import DeviceMemoryError
 
-__all__ = ["DeviceMemory", "buffer_of", "device_memory_of", "has_memory", "refuse_masked", "view_of"]
+__all__ = [
+    "DeviceMemory",
+    "buffer_of",
+    "device_memory_of",
+    "has_memory",
+    "refuse_masked",
+    "view_of",
+]
 
 #: Devices of DLPack whose memory the processor reads and writes: its own, and pinned for a GPU.
 _CPU = (1, 3, 11)
@@ -184,9 +191,7 @@ def _view_of_array(name: str, value: Any) -> memoryview | None:
     if numpy is None or not isinstance(value, numpy.ndarray):
         return None
     if value.dtype.hasobject:
-        msg = (
-            f"{name} has references in it ({value.dtype}): use an array of numbers or of bytes"
-        )
+        msg = f"{name} has references in it ({value.dtype}): use an array of numbers or of bytes"
         raise TypeError(msg) from None
     if not value.flags.c_contiguous:
         raise _gaps(name) from None

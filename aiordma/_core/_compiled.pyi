@@ -84,8 +84,8 @@ class Message:
     """A received message.
 
     Offers the buffer protocol: `bytes(m)`, `memoryview(m)`, numpy; DLPack, for
-    `torch.from_dlpack(m)`; and, as bytes do, `m[0]`, `m[4:]`, which is a copy, `x in m`, `m == x`,
-    `m.tobytes()` and `m.decode()`.
+    `torch.from_dlpack(m)`; and, as bytes do, `m[0]`, `m[4:]`, which is a copy, `x in m`,
+    `m == x`, `m.tobytes()` and `m.decode()`.
 
     Ownership: the bytes lie in memory of the connection, which is used again after `release()`,
     after a `with` block, or when the last reference goes.  A message whose buffer the program has

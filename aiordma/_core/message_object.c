@@ -142,8 +142,8 @@ PyDoc_STRVAR(
     message_doc,
     "A received message.\n\n"
     "Offers the buffer protocol: `bytes(m)`, `memoryview(m)`, numpy; DLPack, for\n"
-    "`torch.from_dlpack(m)`; and, as bytes do, `m[0]`, `m[4:]`, which is a copy, `x in m`, `m == x`,\n"
-    "`m.tobytes()` and `m.decode()`.\n\n"
+    "`torch.from_dlpack(m)`; and, as bytes do, `m[0]`, `m[4:]`, which is a copy, `x in m`,\n"
+    "`m == x`, `m.tobytes()` and `m.decode()`.\n\n"
     "Ownership: the bytes lie in memory of the connection, which is used again after `release()`,\n"
     "after a `with` block, or when the last reference goes.  A message whose buffer the program "
     "has\n"

@@ -71,9 +71,15 @@ static void end_export(struct exported *exported)
     PyGILState_Release(state);
 }
 
-static void delete_managed(struct managed *self) { end_export(self->context); }
+static void delete_managed(struct managed *self)
+{
+    end_export(self->context);
+}
 
-static void delete_versioned(struct versioned *self) { end_export(self->context); }
+static void delete_versioned(struct versioned *self)
+{
+    end_export(self->context);
+}
 
 /* The consumer gives the capsule another name when it takes the tensor over. */
 static void end_capsule(PyObject *capsule)

@@ -318,8 +318,8 @@ def _descr_of(dtype: numpy.dtype[Any]) -> Any:
     except (ValueError, TypeError, RecursionError):
         pass
     msg = (
-        f"an array of {dtype} cannot be sent: it has objects, no bytes, or no words for a file; send "
-        "numbers of another package as a view, such as array.view('u2')"
+        f"an array of {dtype} cannot be sent: it has objects, no bytes, or no words for a file; "
+        "send numbers of another package as a view, such as array.view('u2')"
     )
     raise TypeError(msg)
 

@@ -140,7 +140,7 @@ def test_arrays_of_times_are_their_bytes(dtype: Any) -> None:
     assert bytes_of("it", array[2]) == array[2].tobytes()
     assert bytes_of("it", array[:0]) == b""
     assert bytes_of("it", np.zeros((), dtype)).nbytes == array.itemsize
-    with pytest.raises(ValueError, match="it has to be contiguous.*ascontiguousarray"):
+    with pytest.raises(ValueError, match=r"it has to be contiguous.*ascontiguousarray"):
         bytes_of("it", array[:, ::2])
     array.flags.writeable = False
     with pytest.raises(BufferError, match="read-only"):

@@ -19,8 +19,8 @@ from .test_message import Slot
 NEW: dict[str, Any] = {"max_version": (1, 0)}
 
 
-def test_numpy_takes_it(data: bytes = bytes(range(24))) -> None:
-    slot = Slot(data)
+def test_numpy_takes_it() -> None:
+    slot = Slot(bytes(range(24)))
     array = np.from_dlpack(slot.message)  # type: ignore[arg-type]
     assert (array.dtype, array.shape, array.flags.writeable) == (np.uint8, (24,), False)
     slot.memory[0] = 77

@@ -712,9 +712,7 @@ def test_a_part_that_is_canceled_ends_the_call(
     run(main())
 
 
-def _refuse_more_than(
-    c: Lib, monkeypatch: pytest.MonkeyPatch, size: int, code: int
-) -> list[int]:
+def _refuse_more_than(c: Lib, monkeypatch: pytest.MonkeyPatch, size: int, code: int) -> list[int]:
     """Have memory of more bytes not be registered; the bytes of each region that is."""
     real, sizes = c.ibv_reg_mr_iova, list[int]()
 
