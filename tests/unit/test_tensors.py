@@ -138,7 +138,7 @@ def test_arrays_of_times_are_their_bytes(dtype: Any) -> None:
     bytes_of("it", array, writable=True)[:] = data
     assert array.tobytes() == data == bytes(buffer_of("it", array))
     assert bytes_of("it", array[2]) == array[2].tobytes()
-    assert bytes_of("it", array[:0]) == b""
+    assert bytes_of("it", array[:0]).nbytes == 0
     assert bytes_of("it", np.zeros((), dtype)).nbytes == array.itemsize
     with pytest.raises(ValueError, match=r"it has to be contiguous.*ascontiguousarray"):
         bytes_of("it", array[:, ::2])
@@ -170,7 +170,7 @@ def test_a_masked_array_is_refused_with_the_remedy() -> None:
 
 def test_an_empty_tensor_can_be_written_to() -> None:
     for empty in (Tensor(np.zeros((3, 0))), np.zeros(0, "M8[s]"), np.zeros(0)):
-        assert bytes_of("it", empty, writable=True) == b""
+        assert bytes_of("it", empty, writable=True).nbytes == 0
     array = np.zeros(0)
     array.flags.writeable = False
     with pytest.raises(BufferError, match="read-only"):
