@@ -13,7 +13,7 @@ from collections.abc import Awaitable
 from operator import index
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from aiordma.tensors import has_memory, view_of
+from aiordma.tensors import has_memory, refuse_masked, view_of
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -208,16 +208,20 @@ def bytes_of(name: str, value: Any, *, writable: bool = False) -> memoryview:
         writable: Whether it is to be written to.
 
     Raises:
-        TypeError: It has no buffer, or an array of Python objects.
+        TypeError: It has no buffer, or is an array of Python objects, or a masked array.
         ValueError: It is not contiguous.
-        BufferError: It is read-only, and is to be written to.
+        BufferError: It is read-only, and is to be written to; or it gives its bytes in no way.
     """
+    refuse_masked(name, value)
     try:
         view = memoryview(value)  # not bytes(5), which are five zeros
-    except TypeError:
-        if not has_memory(value):
+    except (TypeError, ValueError, BufferError) as exc:
+        if has_memory(value):
+            view = view_of(name, value, refused=not isinstance(exc, TypeError))
+        elif isinstance(exc, TypeError):
             raise no_buffer(name, value) from None
-        view = view_of(name, value)
+        else:
+            raise
     with view:
         refuse_objects(name, view)
         if not view.c_contiguous:

@@ -143,7 +143,9 @@ ERRNO_HINTS: dict[tuple[str, int], str] = {
     ("ibv_reg_mr", errno.ENOMEM): "is RLIMIT_MEMLOCK too low? see `ulimit -l`; Soft-RoCE "
     "registers at most 1 GiB at a time",
     ("ibv_reg_mr", errno.EPERM): "RLIMIT_MEMLOCK is 0; raise it with `ulimit -l`",
-    ("ibv_reg_mr", errno.EFAULT): "the buffer is read-only or not mapped",
+    ("ibv_reg_mr", errno.EFAULT): "the kernel does not pin this memory: Linux 6.12 pins no shared "
+    "mapping of a file on disk for writing, Linux 6.1 no shared mapping that is read-only; copy it "
+    "to other memory, or map with MAP_PRIVATE what is only read",
     ("ibv_query_gid_ex", errno.ENODATA): "the port has no GID of this index: `aiordma gids`",
     ("ibv_query_gid_ex", errno.EINVAL): "the port has no GID of this index: `aiordma gids`",
     ("ibv_open_device", errno.EACCES): NO_PERMISSION,

@@ -1,10 +1,21 @@
-"""Tensors: the memory of objects without a buffer, such as tensors of torch.
+"""Tensors: the memory of arrays and tensors that give no buffer.
 
 Theory of operation
     An object tells its memory by DLPack (`__dlpack_device__`, `__dlpack__`), or, if it is a GPU's,
     also by `__cuda_array_interface__`.  Memory of the processor becomes a buffer: the bytes are not
     copied.  The capsule of DLPack is not consumed but kept as long as the buffer, and its own
     destructor gives the memory back.
+
+    The buffer protocol names the type of the items, and has no names for some: the times of numpy,
+    and the small floats and integers of ml_dtypes, which JAX uses.  An array of these refuses a
+    buffer although it has the protocol.  Then an array of JAX is asked for DLPack, which has more
+    names, and of an array of numpy the bytes are looked at without their type.
+
+    A capsule of before version 1 does not say whether the memory may be written to.  An object that
+    refuses a buffer may be immutable, as JAX's arrays are, so that its memory is read alone.  Of
+    an object without the buffer protocol, such as a tensor of an older torch, it is written to.
+
+    numpy is never imported here: an array of numpy exists only if the program has done so.
 
     Sources: the Python specification and the C API of DLPack, and the CUDA Array Interface,
     version 3.
@@ -15,11 +26,19 @@ from __future__ import annotations
 import ctypes
 import errno
 import math
+import sys
 from typing import Any, NamedTuple
 
 from aiordma.errors import DeviceMemoryError
 
-__all__ = ["DeviceMemory", "buffer_of", "device_memory_of", "has_memory", "view_of"]
+__all__ = [
+    "DeviceMemory",
+    "buffer_of",
+    "device_memory_of",
+    "has_memory",
+    "refuse_masked",
+    "view_of",
+]
 
 #: Devices of DLPack whose memory the processor reads and writes: its own, and pinned for a GPU.
 _CPU = (1, 3, 11)
@@ -69,6 +88,7 @@ class DeviceMemory(NamedTuple):
         nbytes: Bytes.
         readonly: Whether it is not to be written to.
         owner: The object that keeps it.
+        versioned: Whether the object would have said that it is read-only.
     """
 
     name: str
@@ -77,6 +97,7 @@ class DeviceMemory(NamedTuple):
     nbytes: int
     readonly: bool
     owner: object
+    versioned: bool = True
 
 
 def has_memory(value: Any) -> bool:
@@ -84,46 +105,97 @@ def has_memory(value: Any) -> bool:
     return hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__")
 
 
-def buffer_of(name: str, value: Any) -> Any:
-    """The value, or the bytes of a tensor that has no buffer.
+def refuse_masked(name: str, value: Any) -> None:
+    """Raise for a masked array of numpy, whose buffer has the values without the mask.
 
     Raises:
-        As `view_of`.
+        TypeError: It is one.
     """
+    masked = sys.modules.get("numpy.ma")
+    if masked is not None and isinstance(value, masked.MaskedArray):
+        msg = (
+            f"{name} is a masked array, whose mask would be lost: give its `filled()`, or its "
+            "`data` and its `mask` as two buffers"
+        )
+        raise TypeError(msg)
+
+
+def buffer_of(name: str, value: Any) -> Any:
+    """The value; or the bytes of an array or tensor that gives no buffer.
+
+    Raises:
+        TypeError: It is a masked array.
+        Others: as `view_of`.
+    """
+    refuse_masked(name, value)
     if not has_memory(value):
         return value
     try:
         memoryview(value).release()
-    except TypeError:
-        return view_of(name, value)
+    except (TypeError, ValueError, BufferError) as exc:
+        return view_of(name, value, refused=not isinstance(exc, TypeError))
     return value
 
 
-def view_of(name: str, value: Any) -> memoryview:
-    """The bytes of a tensor in memory of the processor; not copied.
+def view_of(name: str, value: Any, *, refused: bool = False) -> memoryview:
+    """The bytes of an array or tensor in memory of the processor; not copied.
 
     Args:
         name: Of the argument.
-        value: The tensor.
+        value: The array or tensor.
+        refused: Whether it has the buffer protocol, and refuses a buffer.
 
     Raises:
         DeviceMemoryError: It is memory of another device.
+        TypeError: It has references in it.
         ValueError: It is not contiguous.
+        BufferError: It refuses a buffer, and DLPack, too.
         BaseException: Of the tensor, as torch raises it for a tensor that requires a gradient.
     """
-    memory = _memory_of(name, value)
+    if refused and (view := _view_of_array(name, value)) is not None:
+        return view
+    try:
+        memory = _memory_of(name, value)
+    except (TypeError, ValueError):
+        raise
+    except Exception as exc:
+        if not refused:
+            raise
+        msg = (
+            f"{name} gives its bytes neither as a buffer nor by DLPack ({exc}): copy it, as by "
+            "numpy.asarray()"
+        )
+        raise BufferError(msg) from None
     if memory.name:
         text = (
             f"{name} is memory of {memory.name}, which the processor does not copy: register it "
             "with Connection.register(), and read() or write() with the region"
         )
-        raise DeviceMemoryError(errno.EOPNOTSUPP, text)
-    if not memory.nbytes:
-        return memoryview(b"")
-    array: Any = (ctypes.c_ubyte * memory.nbytes).from_address(memory.address)
-    array.owner = memory.owner  # the view keeps the array
+        raise DeviceMemoryError(errno.EOPNOTSUPP, text) from None
+    array: Any = bytearray()
+    if memory.nbytes:
+        array = (ctypes.c_ubyte * memory.nbytes).from_address(memory.address)
+        array.owner = memory.owner  # the view keeps the array
     view = memoryview(array).cast("B")
-    return view.toreadonly() if memory.readonly else view
+    return view.toreadonly() if memory.readonly or (refused and not memory.versioned) else view
+
+
+def _view_of_array(name: str, value: Any) -> memoryview | None:
+    """The bytes of an array of numpy; None of any other object.
+
+    Raises:
+        TypeError: It has references in it.
+        ValueError: It is not contiguous.
+    """
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(value, numpy.ndarray):
+        return None
+    if value.dtype.hasobject:
+        msg = f"{name} has references in it ({value.dtype}): use an array of numbers or of bytes"
+        raise TypeError(msg) from None
+    if not value.flags.c_contiguous:
+        raise _gaps(name) from None
+    return memoryview(numpy.asarray(value).reshape(-1).view(numpy.uint8))
 
 
 def device_memory_of(name: str, value: Any) -> DeviceMemory | None:
@@ -144,7 +216,7 @@ def _memory_of(name: str, value: Any) -> DeviceMemory:
     if hasattr(value, "__cuda_array_interface__"):
         return _of_interface(name, value)
     capsule = _capsule_of(value)
-    tensor, readonly = _tensor_in(name, capsule)
+    tensor, flags = _tensor_in(name, capsule)
     if not 0 <= tensor.ndim <= _MOST_DIMENSIONS:
         msg = f"{name} has {tensor.ndim} dimensions"
         raise ValueError(msg)
@@ -161,8 +233,9 @@ def _memory_of(name: str, value: Any) -> DeviceMemory:
         device in _CUDA,
         int(tensor.data or 0) + int(tensor.byte_offset),
         math.prod(shape) * bits // 8,
-        readonly,
+        bool(flags and flags & (_READ_ONLY | _IS_COPIED)),
         capsule,
+        flags is not None,
     )
 
 
@@ -190,9 +263,13 @@ def _check_contiguous(name: str, shape: list[int], strides: list[int] | None) ->
     step = 1
     for count, stride in zip(reversed(shape), reversed(strides), strict=True):
         if count > 1 and stride != step:
-            msg = f"{name} has to be contiguous: copy it, as by tensor.contiguous()"
-            raise ValueError(msg)
+            raise _gaps(name) from None
         step *= count
+
+
+def _gaps(name: str) -> ValueError:
+    remedy = "copy it, as by tensor.contiguous() or numpy.ascontiguousarray()"
+    return ValueError(f"{name} has to be contiguous: {remedy}")
 
 
 def _capsule_of(value: Any) -> Any:
@@ -202,8 +279,8 @@ def _capsule_of(value: Any) -> Any:
         return value.__dlpack__()
 
 
-def _tensor_in(name: str, capsule: Any) -> tuple[_Tensor, bool]:
-    """The tensor that a capsule describes, and whether its memory is for reading alone.
+def _tensor_in(name: str, capsule: Any) -> tuple[_Tensor, int | None]:
+    """The tensor that a capsule describes, and its flags; None of before version 1.
 
     Raises:
         TypeError: It is no capsule of DLPack.
@@ -215,12 +292,12 @@ def _tensor_in(name: str, capsule: Any) -> tuple[_Tensor, bool]:
         if versioned.major != 1:
             msg = f"{name} comes by version {versioned.major} of DLPack, this library knows 1"
             raise ValueError(msg)
-        return versioned.tensor, bool(versioned.flags & (_READ_ONLY | _IS_COPIED))
+        return versioned.tensor, int(versioned.flags)
     at = _pointer_in(capsule, b"dltensor")
     if at is None:
         msg = f"the __dlpack__ of {name} returned no capsule of a tensor"
         raise TypeError(msg)
-    return _Tensor.from_address(at), False
+    return _Tensor.from_address(at), None
 
 
 def _pointer_in(capsule: Any, name: bytes) -> int | None:

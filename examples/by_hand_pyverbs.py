@@ -58,7 +58,7 @@ def main(host: str, port: str, device: str, gid_index: str, *texts: str) -> None
         attr.dest_qp_num, attr.rq_psn, attr.sq_psn = theirs["qp_num"], theirs["psn"], PSN
         attr.path_mtu = e.IBV_MTU_1024
         attr.max_rd_atomic = attr.max_dest_rd_atomic = 1
-        attr.min_rnr_timer, attr.timeout, attr.retry_cnt, attr.rnr_retry = 12, 14, 7, 6
+        attr.min_rnr_timer, attr.timeout, attr.retry_cnt, attr.rnr_retry = 12, 14, 6, 6
         qp.to_rts(attr)
         for text in texts:
             qp.post_recv(RecvWR(1, 1, [SGE(mr.buf + SIZE, SIZE, mr.lkey)]))

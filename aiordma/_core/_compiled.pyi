@@ -83,8 +83,9 @@ class Loan:
 class Message:
     """A received message.
 
-    Offers the buffer protocol: `bytes(m)`, `memoryview(m)`, numpy; and, as bytes do, `m[0]`,
-    `m[4:]`, which is a copy, `x in m`, `m == x`, `m.tobytes()` and `m.decode()`.
+    Offers the buffer protocol: `bytes(m)`, `memoryview(m)`, numpy; DLPack, for
+    `torch.from_dlpack(m)`; and, as bytes do, `m[0]`, `m[4:]`, which is a copy, `x in m`,
+    `m == x`, `m.tobytes()` and `m.decode()`.
 
     Ownership: the bytes lie in memory of the connection, which is used again after `release()`,
     after a `with` block, or when the last reference goes.  A message whose buffer the program has
@@ -104,6 +105,27 @@ class Message:
     def __len__(self) -> int: ...
     def __bytes__(self) -> bytes: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """The bytes as a tensor of uint8: `torch.from_dlpack(m)`, `numpy.from_dlpack(m)`.
+
+        The tensor is read-only, and keeps the message from being released.  A consumer that does
+        not know read-only tensors (`max_version` below 1) gets a copy.
+
+        Raises:
+            BufferError: Such a consumer wants no copy, or a tensor on another device.
+            ValueError: The message was released.
+        """
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """The processor: `(1, 0)` of DLPack."""
+
     def __eq__(self, other: object, /) -> bool: ...
     @overload
     def __getitem__(self, index: SupportsIndex, /) -> int: ...

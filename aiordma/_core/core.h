@@ -389,7 +389,8 @@ static inline PyObject *aio_imm_object(const struct aio_arrival *arrival)
     X(run) X(call_soon) X(context) X(is_running) X(on_arrival) X(slots) X(more_slots) X(_let_go) \
     X(_registration) X(mr) X(offset) X(length) X(addr) X(rkey) X(rights) X(_value_) \
     X(data_received) X(_on_attention) X(_on_events) X(_on_raised) X(value) \
-    X(_send_in_python) X(_recv_in_python) X(_next_in_python) X(_left) X(throw) X(close)
+    X(_send_in_python) X(_recv_in_python) X(_next_in_python) X(_left) X(throw) X(close) \
+    X(mask)
 
 /* clang-format on */
 
@@ -493,6 +494,10 @@ extern AioSpares aio_spare_messages;
 const char *aio_message_bytes(Message *self);
 void aio_message_own(Message *self, PyObject *bytes);
 
+/* message_tensor.c: __dlpack__ and __dlpack_device__ of a message */
+PyObject *aio_message_dlpack(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *aio_message_dlpack_device(PyObject *object, PyObject *unused);
+
 /* wakeup.c, waiting.c: am_send, and for that of a Coroutine */
 PySendResult aio_parked_send(PyObject *object, PyObject *value, PyObject **result);
 PySendResult aio_waiting_send(PyObject *object, PyObject *value, PyObject **result);
@@ -551,6 +556,7 @@ struct aio_pieces {
     struct aio_piece few_pieces[AIO_FEW_PIECES];
 };
 
+int aio_is_for_python(PyObject *object, const Py_buffer *view);
 int aio_pieces_open(struct aio_pieces *self, PyObject *items);
 void aio_pieces_close(struct aio_pieces *self);
 struct aio_bytes aio_pieces_bytes(const struct aio_pieces *self);

@@ -140,8 +140,9 @@ PyType_Spec aio_held_spec = {
 PyDoc_STRVAR(
     message_doc,
     "A received message.\n\n"
-    "Offers the buffer protocol: `bytes(m)`, `memoryview(m)`, numpy; and, as bytes do, `m[0]`,\n"
-    "`m[4:]`, which is a copy, `x in m`, `m == x`, `m.tobytes()` and `m.decode()`.\n\n"
+    "Offers the buffer protocol: `bytes(m)`, `memoryview(m)`, numpy; DLPack, for\n"
+    "`torch.from_dlpack(m)`; and, as bytes do, `m[0]`, `m[4:]`, which is a copy, `x in m`,\n"
+    "`m == x`, `m.tobytes()` and `m.decode()`.\n\n"
     "Ownership: the bytes lie in memory of the connection, which is used again after `release()`,\n"
     "after a `with` block, or when the last reference goes.  A message whose buffer the program "
     "has\n"
@@ -617,6 +618,15 @@ static PyObject *message_repr(PyObject *object)
 
 static PyMethodDef message_methods[] = {
     {"__bytes__", message_bytes, METH_NOARGS, NULL},
+    {"__dlpack__", (PyCFunction)(void (*)(void))aio_message_dlpack, METH_VARARGS | METH_KEYWORDS,
+     "The bytes as a tensor of uint8: `torch.from_dlpack(m)`, `numpy.from_dlpack(m)`.\n\n"
+     "The tensor is read-only, and keeps the message from being released.  A consumer that does\n"
+     "not know read-only tensors (`max_version` below 1) gets a copy.\n\n"
+     "Raises:\n"
+     "    BufferError: Such a consumer wants no copy, or a tensor on another device.\n"
+     "    ValueError: The message was released."},
+    {"__dlpack_device__", aio_message_dlpack_device, METH_NOARGS,
+     "The processor: `(1, 0)` of DLPack."},
     {"__enter__", message_enter, METH_NOARGS, NULL},
     {"__exit__", (PyCFunction)(void (*)(void))message_exit, METH_FASTCALL, NULL},
     {"decode", (PyCFunction)(void (*)(void))message_decode, METH_VARARGS | METH_KEYWORDS,

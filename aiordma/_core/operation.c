@@ -630,7 +630,7 @@ static PyObject *post_copied(MessageState *self, PyObject *const *args, enum ibv
     Py_XDECREF(exporter);
     if (code)
         return NULL;
-    if (!view.format || !strchr(view.format, 'O')) /* no array of references to objects */
+    if (!aio_is_for_python(args[1], &view))
         result = post(self, args, opcode, self->lent, self->bounce, 0, (uint64_t)view.len, &view);
     if (reads && result && Py_IS_TYPE(result, aio_operation_type))
         ((Operation *)result)->view = view;

@@ -8,6 +8,20 @@
 
 #include "core.h"
 
+/*
+ * Whether the bytes of a buffer may not be all of the object, so that Python is asked, and refuses:
+ * they are references to objects, or the values of an array with a mask.
+ */
+int aio_is_for_python(PyObject *object, const Py_buffer *view)
+{
+    PyTypeObject *type = Py_TYPE(object);
+
+    if (view->format && strchr(view->format, 'O'))
+        return 1;
+    return (PyType_GetFlags(type) & Py_TPFLAGS_HEAPTYPE) &&
+           PyObject_HasAttr((PyObject *)type, aio_name.mask);
+}
+
 /* Export an item: 1, 0 if that is Python's work, or -1 with an exception that is no error of it. */
 static int export_item(PyObject *item, Py_buffer *view)
 {
@@ -15,9 +29,9 @@ static int export_item(PyObject *item, Py_buffer *view)
                  Py_IS_TYPE(item, aio_message_type);
 
     if (!PyObject_GetBuffer(item, view, simple ? PyBUF_SIMPLE : PyBUF_CONTIG_RO | PyBUF_FORMAT)) {
-        if (!view->format || !strchr(view->format, 'O'))
+        if (simple || !aio_is_for_python(item, view))
             return 1;
-        PyBuffer_Release(view); /* perhaps references to objects */
+        PyBuffer_Release(view);
         return 0;
     }
     if (!PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_BufferError) &&

@@ -286,7 +286,9 @@ def _described(array: Any) -> tuple[bytes, Array]:
         TypeError: As `send_array`.
     """
     if not isinstance(array, numpy.ndarray) or isinstance(array, numpy.ma.MaskedArray):
-        msg = f"an array of numpy is sent, not a {type(array).__name__}"
+        msg = f"an array of numpy is sent, not a {type(array).__name__}: as by numpy.asarray()"
+        if isinstance(array, numpy.ma.MaskedArray):
+            msg = "the mask would be lost: send `array.filled()`, or `array.data` and `array.mask`"
         raise TypeError(msg)
     array = numpy.asarray(array)
     contiguous = array.flags.c_contiguous or array.flags.f_contiguous
@@ -315,7 +317,10 @@ def _descr_of(dtype: numpy.dtype[Any]) -> Any:
                 return descr
     except (ValueError, TypeError, RecursionError):
         pass
-    msg = f"an array of {dtype} cannot be sent: it has objects, no bytes, or no words for a file"
+    msg = (
+        f"an array of {dtype} cannot be sent: it has objects, no bytes, or no words for a file; "
+        "send numbers of another package as a view, such as array.view('u2')"
+    )
     raise TypeError(msg)
 
 

@@ -6,7 +6,8 @@ Theory of operation
 
     The adapter needs registered memory on this side.  Memory that the program has registered
     (`register`) is used as it is.  Of other memory up to 64 KiB are copied through a buffer of the
-    pool, because a copy is cheaper than a registration; more is registered for the operation.
+    pool, because a copy is cheaper than a registration; more is registered for the operation, or
+    copied in parts where the kernel does not pin it, as some mappings of files.
 
     C checks and posts the frequent cases in one request before Python is asked: registered memory,
     and buffers that are copied, once they have a buffer of the pool to go through
@@ -63,13 +64,14 @@ from aiordma.loop.timers import Timer, call_later
 from aiordma.loop.wait_line import WaitLine
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.cache import RegistrationCache
+from aiordma.memory.large_memory import DEREGISTER_S
 from aiordma.memory.lent import LentPart
 from aiordma.memory.remote import RemoteRegion
 from aiordma.memory.shared import Memory
 from aiordma.tensors import buffer_of, device_memory_of
 from aiordma.verbs.device_memory import register_device_memory
 from aiordma.verbs.enums import Access, AtomicCap, Opcode, WCStatus
-from aiordma.verbs.mr import MemoryRegion, check_memory
+from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion, check_memory, is_unpinnable
 from aiordma.verbs.mw import MemoryWindow
 from aiordma.verbs.wc import WCRecord
 from aiordma.verbs.wr import SGE
@@ -359,15 +361,36 @@ class OneSided:
             if size and reads:
                 self._require_reads(opcode)
             if size or imm is not None:
-                async with self._registered(local, reads=reads) as (region, start):
-                    await self._post(opcode, region, start, size, where, remote.rkey, imm)
-                state = self._link.state
-                if size <= _COPY and state.lent is None and self._link.buffers.pool.lend(region):
-                    state.lend(region)
+                try:
+                    await self._transfer(opcode, local, where, remote.rkey, imm)
+                except OSError as exc:
+                    if isinstance(local, SGE) or not is_unpinnable(exc):
+                        raise
+                    await self._copied(opcode, local, where, remote.rkey, imm)
             return size
         except BaseException:
             _release(local)
             raise
+
+    async def _transfer(
+        self, opcode: Opcode, local: memoryview | SGE, where: int, rkey: int, imm: int | None
+    ) -> None:
+        size = len(local)
+        async with self._registered(local, reads=opcode == Opcode.RDMA_READ) as (region, start):
+            await self._post(opcode, region, start, size, where, rkey, imm)
+        state = self._link.state
+        if size <= _COPY and state.lent is None and self._link.buffers.pool.lend(region):
+            state.lend(region)
+
+    async def _copied(
+        self, opcode: Opcode, local: memoryview, where: int, rkey: int, imm: int | None
+    ) -> None:
+        """Transfer memory that the kernel does not pin, in parts that are copied."""
+        last = (len(local) - 1) // _COPY * _COPY
+        for start in range(0, len(local), _COPY):
+            with local[start : start + _COPY] as part:
+                number = imm if start == last else None
+                await self._transfer(opcode, part, where + start, rkey, number)
 
     async def atomic(
         self, opcode: Opcode, remote: RemoteRegion, offset: int, compare_add: int, swap: int
@@ -566,6 +589,9 @@ class OneSided:
             region.close()
         if exposed:
             await region.wait_closed()
+        elif size > INLINE_BYTES:  # deregistered by a thread; the buffer is exported until then
+            with contextlib.suppress(TimeoutError):
+                await region.wait_closed(DEREGISTER_S)
 
     # Requests
 

@@ -58,7 +58,7 @@ from aiordma.memory.lent import LentPart
 from aiordma.memory.pool import room_of
 from aiordma.requests.place import COPY_STEP
 from aiordma.verbs.enums import Access
-from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
+from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion, is_unpinnable
 
 __all__ = ["Exposer", "Goodbye", "Sender"]
 
@@ -663,22 +663,32 @@ class Exposer:
 
     async def _add(self, pieces: list[_Piece], run: _Run, opening: Opening | None) -> None:
         """Register a piece of a message, or memory for the copy of it."""
-        buffers = self._link.buffers
         region: Readable
+        copied = run.copied
         if run.is_pooled:
-            region = await buffers.outgoing.take(run.length)
+            region = await self._link.buffers.outgoing.take(run.length)
         elif opening is not None:
             region = await opening()
+        elif copied:
+            region = await self._registered(run.length, run.length)
         else:
-            region = await buffers.memory.registered(
-                run.length,
-                lambda: self._link.register(
-                    run.length if run.copied else lent(run.parts[0]), Access.REMOTE_READ
-                ),
-            )
+            try:
+                region = await self._registered(run.length, lent(run.parts[0]))
+            except OSError as exc:
+                if not is_unpinnable(exc):
+                    raise
+                self._link.note("copies a large message: %s", exc, log=memory_log)
+                copied = True
+                region = await self._registered(run.length, run.length)
         pieces.append(_Piece(region, run.length, run.is_pooled))
-        if run.copied:
+        if copied:
             await _copy(run.parts, region.view)
+
+    async def _registered(self, size: int, memory: Any) -> MemoryRegion:
+        """Register memory that the peer reads: a buffer, or fresh memory of so many bytes."""
+        return await self._link.buffers.memory.registered(
+            size, lambda: self._link.register(memory, Access.REMOTE_READ)
+        )
 
     def _open(self, pieces: list[_Piece], turn: Turn) -> int:
         """Have the peer read the pieces; returns the number of the exposure.

@@ -27,6 +27,7 @@ from typing import Any, Self
 from aiordma._ffi import ffi
 from aiordma.errors import ResourceBusyError, ResourceClosedError
 from aiordma.loop import background, fork
+from aiordma.tensors import buffer_of
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion, bytes_of
 from aiordma.verbs.pd import ProtectionDomain
@@ -168,6 +169,7 @@ class RegistrationCache:
         it and for the next call.
         """
         self._require()
+        buffer = buffer_of("memory to register", buffer)
         with memoryview(buffer) as view:
             where = int(ffi.cast("uintptr_t", bytes_of(view, access)))
             key = (where, view.nbytes, access)
@@ -310,7 +312,7 @@ class RegistrationCache:
 
         Cancellation: ends the wait only.
         """
-        with memoryview(buffer) as view:
+        with memoryview(buffer_of("memory to drop", buffer)) as view:
             if not view.nbytes:
                 return 0
             start = int(ffi.cast("uintptr_t", bytes_of(view, Access(0))))

@@ -14,6 +14,7 @@ from aiordma.loop import fork
 from aiordma.streams.incoming import Incoming
 from aiordma.streams.tls import start_tls
 from aiordma.streams.transport import RdmaTransport
+from aiordma.tensors import buffer_of
 
 __all__ = ["READER_LIMIT", "RdmaStreamReader", "RdmaStreamWriter"]
 
@@ -272,7 +273,7 @@ class RdmaStreamReader(asyncio.StreamReader):
 
         Cancellation: ends the wait; no bytes are lost.
         """
-        with memoryview(buffer) as given:
+        with memoryview(buffer_of("the buffer", buffer)) as given:
             refuse_objects("the buffer", given)
             view = given.cast("B")
         try:

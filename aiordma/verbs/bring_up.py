@@ -135,7 +135,8 @@ class BringUpConfig:
             fixed path MTU needs the same here.
         psn: Number of the first packet; None for a random number.
         timeout: Exponent e of the acknowledgement timeout 4.096 us * 2**e; 14 is 67 ms.
-        retry_cnt: Retries after a timeout, 0 to 7, of RC.
+        retry_cnt: Retries after a timeout, 0 to 7, of RC.  On Soft-RoCE 7 means for ever: a dead
+            peer is then never noticed.
         rnr_retry: Retries after receiver-not-ready, 0 to 6; 7 for ever, of RC.
         min_rnr_timer: Code of the delay that the peer is asked for when no receive is posted; see
             `aiordma.verbs.rnr_timer`.  12 is 0.64 ms.
@@ -156,7 +157,7 @@ class BringUpConfig:
     path_mtu: MTU | None = None
     psn: int | None = None
     timeout: int = 14
-    retry_cnt: int = 7
+    retry_cnt: int = 6
     rnr_retry: int = 6
     min_rnr_timer: int = 12
     max_rd_atomic: int | None = None

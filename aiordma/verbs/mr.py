@@ -30,14 +30,20 @@ from aiordma._ffi.check import check_errno
 from aiordma.arguments import check_kind, fitting, no_buffer, refuse_objects, whole
 from aiordma.errors import NotSupportedError, os_error
 from aiordma.loop.workers import call_blocking
+from aiordma.tensors import buffer_of
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access, MRAdvice, ODPGeneralCaps
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.slab import slab
 
-__all__ = ["INLINE_BYTES", "SGE", "MemoryRegion", "bytes_of", "check_inside", "check_memory"]
+__all__ = [
+    "INLINE_BYTES", "SGE", "MemoryRegion", "bytes_of", "check_inside", "check_memory",
+    "is_unpinnable",
+]  # fmt: skip
 
+#: The name of a buffer in errors.
+_WHAT = "memory to register"
 _LOCAL = Access.LOCAL_WRITE
 _MAX_SGE_LENGTH = (1 << 32) - 1
 # Above this many bytes registering takes long enough to be noticed by a loop.
@@ -61,9 +67,10 @@ class MemoryRegion(Resource):
     Args:
         pd: Protection domain; only its queue pairs can use the memory.
         buffer: Any object with the buffer protocol, whatever its shape and format, that lies in
-            memory in C order without gaps: bytearray, memoryview, array, mmap, ctypes, numpy.  It
-            stays exported, so that it cannot be resized, until the region is destroyed.  Or a
-            number of bytes, for fresh page-aligned zeroed memory of the region's own.
+            memory in C order without gaps: bytearray, memoryview, array, mmap, ctypes, numpy; or
+            with DLPack, such as a tensor of torch, in memory of the processor.  It stays exported,
+            so that it cannot be resized, until the region is destroyed.  Or a number of bytes, for
+            fresh page-aligned zeroed memory of the region's own.
         access: Accesses that are allowed to the adapter; local read is always allowed.
             RELAXED_ORDERING is a wish: a device that does not know it ignores it, without a word.
         iova: Address by which the adapter, and the peer, are to know the first byte, 64 bits; None
@@ -72,7 +79,7 @@ class MemoryRegion(Resource):
     To pin the pages takes time with the size; `await register(...)` keeps that from the loop.
 
     Raises:
-        TypeError: No buffer, or an array of Python objects.
+        TypeError: No buffer, an array of Python objects, or a masked array.
         ValueError: The buffer is empty or not contiguous, or access flags or iova do not fit.
         BufferError: Write access to a read-only buffer.
         NotSupportedError: The device does not support a flag or the iova; the text names
@@ -127,10 +134,13 @@ class MemoryRegion(Resource):
         data: Any = None
         self._keep: Any = None
         self._view: memoryview | None = None
-        view = memoryview(buffer)
+        found = buffer_of(_WHAT, buffer)
+        has_own = found is buffer and not isinstance(buffer, memoryview)
+        view = memoryview(found)
+        del found
         try:
             memory = bytes_of(view, access)
-            if not isinstance(buffer, memoryview):
+            if has_own:
                 # The buffer's own export, which the collector can traverse: if the buffer refers
                 # to the region, the collector finds the cycle.
                 memory = ffi.from_buffer(buffer)
@@ -223,7 +233,7 @@ class MemoryRegion(Resource):
         if isinstance(buffer, Integral):
             size = int(buffer)
         else:
-            with memoryview(buffer) as view:
+            with memoryview(buffer_of(_WHAT, buffer)) as view:
                 size = view.nbytes
         if size <= INLINE_BYTES:
             return cls(pd, buffer, access, iova=iova)
@@ -536,7 +546,7 @@ def bytes_of(view: memoryview, access: Access) -> CData:
 
 
 def _check_view(view: memoryview, access: Access) -> None:
-    refuse_objects("memory to register", view)
+    refuse_objects(_WHAT, view)
     if not view.c_contiguous:
         msg = "a memory region needs a contiguous buffer in C order"
         raise ValueError(msg)
@@ -565,9 +575,17 @@ def check_memory(buffer: Any, access: Access) -> None:
     try:
         view = memoryview(buffer)
     except TypeError:
-        raise no_buffer("memory to register", buffer) from None
+        raise no_buffer(_WHAT, buffer) from None
     with view:
         _check_view(view, access)
+
+
+def is_unpinnable(exc: OSError) -> bool:
+    """Whether a registration has failed because the kernel does not pin memory of this kind.
+
+    Which mappings of files these are depends on the kernel and the file system (docs/buffers.md).
+    """
+    return exc.errno in (errno.EFAULT, errno.EOPNOTSUPP)
 
 
 def _fresh(size: int, access: Access) -> mmap.mmap:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import array
 import asyncio
 import ctypes
+import errno
 import mmap
 import os
 from collections.abc import Callable
 from multiprocessing import shared_memory
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,11 @@ import pytest
 
 import aiordma
 from aiordma import ConnectionConfig
-from aiordma.verbs import Access
+from aiordma.verbs import Access, MemoryRegion
 from tests.device.meeting import Pair, are_alive, paired
 from tests.device.request_server import answer_to, handler, question
 from tests.device.test_recv_into import note_reads
-from tests.unit.tensors import CudaArray, Tensor
+from tests.unit.tensors import CudaArray, Refusing, Tensor
 
 pytestmark = pytest.mark.device
 
@@ -61,6 +63,16 @@ def _old_tensor(size: int) -> Made:
     return Tensor(made, old=True), made.tobytes
 
 
+def _refusing(size: int) -> Made:
+    made = np.zeros(size // 2, "i2")
+    return Refusing(made, old=False), made.tobytes
+
+
+def _times(size: int) -> Made:
+    made = np.zeros((size // 32, 4), "M8[us]")
+    return made, made.tobytes
+
+
 def _mmap(size: int) -> Made:
     made = mmap.mmap(-1, size)
     return made, lambda: made[:]
@@ -79,7 +91,8 @@ def _arrow(size: int) -> Made:
 
 
 KINDS = [
-    _bytearray, _array, _ctypes, _numpy, _tensor, _old_tensor, _mmap, _shared, _arrow,
+    _bytearray, _array, _ctypes, _numpy, _tensor, _old_tensor, _refusing, _times, _mmap, _shared,
+    _arrow,
 ]  # fmt: skip
 
 
@@ -145,6 +158,8 @@ async def test_one_sided(pair: Pair, make: Any) -> None:
         await client.write(remote, region)
         await client.read(remote, region)
         region.close()
+        with MemoryRegion(region.pd, ours) as native:
+            assert bytes(native.view) == ours_now()
         await region.wait_closed()  # a thread may deregister it: the memory is exported until then
     assert theirs_now() == data
     del theirs, theirs_now, ours, ours_now
@@ -167,6 +182,106 @@ async def test_shared_memory(address: str, make: Any) -> None:
             await client.write(remote, data)
         assert now() == before + data
     del memory, now
+
+
+async def test_a_masked_array_is_refused(pair: Pair) -> None:
+    """By every call: its buffer has no mask."""
+    client, server = pair
+    masked: Any = np.ma.masked_array([1, 2, 3], [False, True, False])
+    refused = pytest.raises(TypeError, match=r"a masked array.*`filled\(\)`")
+    async with server.expose(bytearray(64), read=True, write=True) as lease:
+        remote = aiordma.RemoteRegion.from_bytes(lease.to_bytes())
+        await client.read(remote, bytearray(8))  # from the second on, C has memory to copy through
+        for call in (
+            lambda: client.send(masked), lambda: client.send(masked, 7),
+            lambda: client.send([b"", masked]), lambda: client.send((masked,)),
+            lambda: client.recv_into(masked), lambda: client.register(masked),
+            lambda: client.write(remote, masked), lambda: client.read(remote, masked),
+        ):  # fmt: skip
+            with refused:
+                await call()
+    with refused:
+        client.expose(masked, read=True)
+    with refused:
+        aiordma.Memory(masked)
+    assert masked.mask.tolist() == [False, True, False]
+    await are_alive(pair)
+
+
+@pytest.mark.parametrize("size", [24, 200_000, MIB])
+async def test_a_message_as_a_tensor(pair: Pair, size: int) -> None:
+    """No later message shows in it, and it keeps the memory behind the end of the connection."""
+    client, server = pair
+    data = os.urandom(size)
+    sending = asyncio.create_task(client.send(data))
+    message = await server.recv()
+    await sending
+    tensor = np.from_dlpack(message)  # type: ignore[arg-type]
+    assert not tensor.flags.writeable
+    with pytest.raises(BufferError, match="exported"):
+        message.release()
+    del message
+    for _ in range(3 * server.config.recv_depth if size == 24 else 3):
+        sending = asyncio.create_task(client.send(bytes(size)))
+        with await server.recv():
+            await sending
+    assert tensor.tobytes() == data
+    await asyncio.gather(client.close(), server.close())
+    assert tensor.tobytes() == data
+
+
+@pytest.mark.parametrize("access", [mmap.ACCESS_READ, mmap.ACCESS_COPY])
+async def test_a_file_that_is_read(pair: Pair, tmp_path: Path, access: int) -> None:
+    """Linux 6.1 does not pin a shared mapping that is read-only: it is copied."""
+    client, server = pair
+    data = os.urandom(3 * MIB)
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=access) as memory:
+        for sent in (memory, [b"", memory]):
+            sending = asyncio.create_task(client.send(sent))
+            with await server.recv() as message:
+                assert message == data
+            await sending
+        theirs = bytearray(len(data))
+        async with server.expose(theirs, write=True) as lease:
+            remote = aiordma.RemoteRegion.from_bytes(lease.to_bytes())
+            await client.write(remote, memory)
+        assert theirs == data
+
+
+@pytest.mark.parametrize("size", [65_536, 65_537, 3 * MIB])
+async def test_a_file_that_is_read_into(pair: Pair, tmp_path: Path, size: int) -> None:
+    """Linux 6.12 does not pin a shared mapping of a file for writing: it is copied."""
+    client, server = pair
+    data = os.urandom(size)
+    path = tmp_path / "file"
+    path.write_bytes(bytes(size))
+    async with server.expose(data, read=True) as lease:
+        remote = aiordma.RemoteRegion.from_bytes(lease.to_bytes())
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+            assert await client.read(remote, memory) == size
+    assert path.read_bytes() == data
+
+
+async def test_a_file_that_cannot_be_registered(pair: Pair, tmp_path: Path) -> None:
+    """Linux 6.12 refuses it, Linux 6.1 does not."""
+    client, _ = pair
+    path = tmp_path / "file"
+    path.write_bytes(bytes(MIB))
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        if os.uname().release.startswith("6.1."):
+            region = await client.register(memory)
+            region.close()
+            await region.wait_closed()
+        else:
+            with pytest.raises(OSError, match="no shared mapping of a file on disk for") as caught:
+                await client.register(memory)
+            assert caught.value.errno == errno.EFAULT
+            with pytest.raises(OSError, match="no shared mapping of a file on disk for"):
+                async with client.expose(memory, write=True):
+                    pass
+    await are_alive(pair)
 
 
 async def test_a_table_of_arrow(pair: Pair) -> None:

@@ -90,7 +90,7 @@ class Peer:
         attr.dest_qp_num, attr.rq_psn, attr.sq_psn = int(number, 16), int(psn, 16), PSN
         attr.path_mtu = min(MTU, int(mtu))
         attr.max_rd_atomic = attr.max_dest_rd_atomic = 1
-        attr.min_rnr_timer, attr.timeout, attr.retry_cnt, attr.rnr_retry = 12, 14, 7, 6
+        attr.min_rnr_timer, attr.timeout, attr.retry_cnt, attr.rnr_retry = 12, 14, 6, 6
         self.qp.to_rts(attr)
         expect(self.say("ready"), "ready", "the word of the other")
 

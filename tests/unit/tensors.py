@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
+import sys
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-__all__ = ["CudaArray", "Tensor", "made_capsule"]
+__all__ = ["CudaArray", "Refusing", "Tensor", "made_capsule"]
 
 
 class Tensor:
@@ -29,6 +31,43 @@ class Tensor:
             msg = "unexpected keyword"
             raise TypeError(msg)
         return self.array.__dlpack__(**words)
+
+
+if sys.version_info >= (3, 12):
+
+    class _NoBuffer:
+        def __buffer__(self, flags: int) -> memoryview:
+            msg = "there is no name for the type of the items"
+            raise BufferError(msg)
+
+else:
+
+    class _NoBuffer(mmap.mmap):  # closed, it refuses a buffer by a ValueError
+        def __new__(cls, *_: Any, **__: Any) -> Any:
+            self = super().__new__(cls, -1, 1)
+            self.close()
+            return self
+
+
+class Refusing(_NoBuffer):
+    """As an array of JAX of small floats: the buffer protocol, which it refuses, and DLPack.
+
+    Args:
+        array: Its memory.
+        old: Whether it knows no versions; as JAX 0.10.
+        error: Raised in place of a capsule.
+    """
+
+    def __init__(self, array: Any, *, old: bool = True, error: Exception | None = None) -> None:
+        self.array, self.old, self.error = array, old, error
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+    def __dlpack__(self, **words: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.array.__dlpack__(**({} if self.old else words))
 
 
 class CudaArray:

@@ -11,7 +11,9 @@ import pytest
 from aiordma.arguments import bytes_of
 from aiordma.errors import DeviceMemoryError
 from aiordma.tensors import buffer_of, device_memory_of
-from tests.unit.tensors import CudaArray, Tensor, made_capsule
+from aiordma.verbs.enums import Access
+from aiordma.verbs.mr import check_memory
+from tests.unit.tensors import CudaArray, Refusing, Tensor, made_capsule
 
 
 class Capsuled:
@@ -99,6 +101,88 @@ def test_what_a_tensor_raises_is_raised() -> None:
 
     with pytest.raises(BufferError, match="gradient"):
         bytes_of("it", Gradient(np.zeros(3)))
+
+
+def test_an_object_that_refuses_a_buffer_is_asked_for_dlpack() -> None:
+    """As arrays of JAX, of types for which the buffer protocol has no name."""
+    array = np.arange(12, dtype="u2")
+    for old in (False, True):
+        for view in (bytes_of("it", Refusing(array, old=old)), buffer_of("it", Refusing(array))):
+            assert bytes(view) == array.tobytes()
+            assert np.frombuffer(view, "u1").ctypes.data == array.ctypes.data
+
+
+def test_it_is_written_to_only_if_it_says_that_it_may_be() -> None:
+    """JAX's arrays are immutable, and DLPack of before version 1 has no word for that."""
+    array = np.zeros(3, "u2")
+    bytes_of("it", Refusing(array, old=False), writable=True)[:] = b"abcdef"
+    assert array.tobytes() == b"abcdef"
+    with pytest.raises(BufferError, match="read-only"):
+        bytes_of("it", Refusing(array, old=True), writable=True)
+    with pytest.raises(BufferError, match="read-only"):
+        check_memory(buffer_of("it", Refusing(array, old=True)), Access.LOCAL_WRITE)
+
+
+def test_an_object_that_refuses_both() -> None:
+    """As JAX's arrays of four bits."""
+    nothing = Refusing(None, error=RuntimeError("no equivalent"))
+    for refuses in (bytes_of, buffer_of):
+        with pytest.raises(BufferError, match=r"it gives .* \(no equivalent\): copy it.*asarray"):
+            refuses("it", nothing)
+
+
+@pytest.mark.parametrize("dtype", ["M8[us]", "m8[s]", [("at", "M8[us]"), ("price", "f8")]])
+def test_arrays_of_times_are_their_bytes(dtype: Any) -> None:
+    array = np.zeros((3, 4), dtype)
+    data = bytes(range(1, 13)) * (array.nbytes // 12)
+    bytes_of("it", array, writable=True)[:] = data
+    assert array.tobytes() == data == bytes(buffer_of("it", array))
+    assert bytes_of("it", array[2]) == array[2].tobytes()
+    assert bytes_of("it", array[:0]).nbytes == 0
+    assert bytes_of("it", np.zeros((), dtype)).nbytes == array.itemsize
+    with pytest.raises(ValueError, match=r"it has to be contiguous.*ascontiguousarray"):
+        bytes_of("it", array[:, ::2])
+    array.flags.writeable = False
+    with pytest.raises(BufferError, match="read-only"):
+        bytes_of("it", array, writable=True)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array(["a", "b"], dtype=np.dtypes.StringDType()),
+        np.zeros(3, [("at", "M8[us]"), ("what", "O")]),
+    ],
+)
+def test_references_in_an_array_are_no_bytes(array: Any) -> None:
+    for refuses in (bytes_of, buffer_of):
+        with pytest.raises(TypeError, match="it has references in it"):
+            refuses("it", array)
+
+
+def test_a_masked_array_is_refused_with_the_remedy() -> None:
+    masked: Any = np.ma.masked_array([1, 2, 3], [False, True, False])
+    for refuses in (bytes_of, buffer_of):
+        with pytest.raises(TypeError, match=r"it is a masked array.*`filled\(\)`.*`mask`"):
+            refuses("it", masked)
+    assert bytes_of("it", masked.data) == masked.filled(2).tobytes()
+
+
+def test_an_empty_tensor_can_be_written_to() -> None:
+    for empty in (Tensor(np.zeros((3, 0))), np.zeros(0, "M8[s]"), np.zeros(0)):
+        assert bytes_of("it", empty, writable=True).nbytes == 0
+    array = np.zeros(0)
+    array.flags.writeable = False
+    with pytest.raises(BufferError, match="read-only"):
+        bytes_of("it", Tensor(array), writable=True)
+
+
+def test_what_has_no_memory_raises_as_before() -> None:
+    released = memoryview(b"x")
+    released.release()
+    with pytest.raises(ValueError, match="released"):
+        bytes_of("it", released)
+    assert buffer_of("it", released) is released
 
 
 def test_buffers_are_as_they_were() -> None:

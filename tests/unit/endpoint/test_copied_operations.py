@@ -12,13 +12,14 @@ import random
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import numpy
 import pytest
 
 from aiordma._core import Message, Operation
+from aiordma._ffi import ffi
 from aiordma.errors import ConnectionLostError, RemoteAccessError
 from aiordma.memory import RemoteRegion
 from aiordma.verbs import SGE, Access
@@ -614,3 +615,127 @@ def test_memory_is_lent_once_and_is_registered(run: Run, c: Lib) -> None:
         await place.close()
 
     run(main())
+
+
+@pytest.mark.parametrize("size", [ROOM + 1, 2 * ROOM, 5 * ROOM + 7])
+def test_memory_that_the_kernel_does_not_pin_is_copied_in_parts(
+    run: Run, c: Lib, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """As some mappings of files: no more than a part is in registered memory at a time."""
+    most = _refuse_more_than(c, monkeypatch, ROOM, errno.EFAULT)
+
+    async def main() -> None:
+        place = await copying()
+        end, data = place.end, random.Random(size).randbytes(size)
+        before = end.state.bytes_written
+        assert await _served(place, end.write(data, 3)) == size
+        assert b"".join(end.adapter.written) == data
+        assert end.state.bytes_written - before == size
+        assert [(where - REMOTE.addr, n) for _, _, n, _, where, *_ in end.adapter.posted] == [
+            (3 + start, min(ROOM, size - start)) for start in range(0, size, ROOM)
+        ]
+        end.adapter.posted.clear()
+        into = bytearray(size)
+        assert await _served(place, end.read(into, 3), data) == size
+        assert into == data
+        assert max(most) == ROOM
+        into.append(0)  # it is exported no more
+        await place.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("call", ["read", "write"])
+def test_a_buffer_is_exported_no_more_when_the_call_has_ended(
+    run: Run, c: Lib, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Although a thread deregisters so many bytes, here a slow one."""
+    real, begun, go = c.ibv_dereg_mr, threading.Event(), threading.Event()
+
+    def deregister(handle: Any) -> int:
+        begun.set()
+        assert go.wait(10)
+        return real(handle)
+
+    async def main() -> None:
+        place = await copying()
+        buffer = bytearray(2 * MIB)
+        monkeypatch.setattr(c, "ibv_dereg_mr", deregister)
+        task = asyncio.create_task(_served(place, getattr(place.end, call)(buffer)))
+        assert await asyncio.to_thread(begun.wait, 10)
+        await settle()
+        assert not task.done()
+        go.set()
+        assert await task == len(buffer)
+        buffer.append(0)
+        monkeypatch.setattr(c, "ibv_dereg_mr", real)
+        await place.close()
+
+    run(main())
+
+
+def test_another_failure_of_a_registration_is_raised(
+    run: Run, c: Lib, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _refuse_more_than(c, monkeypatch, ROOM, errno.EIO)
+
+    async def main() -> None:
+        place = await copying()
+        into = bytearray(ROOM + 1)
+        with pytest.raises(OSError, match="ibv_reg_mr: EIO"):
+            await place.end.read(into)
+        into.append(0)
+        assert place.end.adapter.posted == []
+        await place.close()
+
+    run(main())
+
+
+def test_a_part_that_is_canceled_ends_the_call(
+    run: Run, c: Lib, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _refuse_more_than(c, monkeypatch, ROOM, errno.EFAULT)
+
+    async def main() -> None:
+        place = await copying()
+        end, into = place.end, bytearray(3 * ROOM)
+        task = asyncio.create_task(end.read(into))
+        await settle()
+        assert len(end.adapter.numbers) == 1
+        task.cancel()
+        await asyncio.wait([task])
+        into.append(0)
+        await place.ended()
+        assert len(end.adapter.posted) == 1
+        await place.close()
+
+    run(main())
+
+
+def _refuse_more_than(c: Lib, monkeypatch: pytest.MonkeyPatch, size: int, code: int) -> list[int]:
+    """Have memory of more bytes not be registered; the bytes of each region that is."""
+    real, sizes = c.ibv_reg_mr_iova, list[int]()
+
+    def register(pd: Any, addr: Any, length: int, iova: int, access: int) -> Any:
+        if length > size:
+            ffi.errno = code
+            return ffi.NULL
+        sizes.append(length)
+        return real(pd, addr, length, iova, access)
+
+    monkeypatch.setattr(c, "ibv_reg_mr_iova", register)
+    return sizes
+
+
+async def _served(place: Copying, call: Coroutine[Any, Any, int], data: bytes = b"") -> int:
+    """The result of a call whose requests succeed; READs get `data`."""
+    end, task = place.end, asyncio.create_task(call)
+    while not task.done():
+        await settle(2)
+        for number in end.adapter.numbers:
+            if data:
+                start = end.adapter.posted[-1][4] - REMOTE.addr - 3
+                place.lands(number, data[start : start + len(end.adapter.memory[number])])
+        if end.adapter.numbers:
+            await place.ended()
+    return task.result()

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import errno
 import random
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from aiordma.endpoint.config import ConnectionConfig, hello_of
 from aiordma.endpoint.wire import CHECKSUM, FRAME, FRAME_SIZE, RENDEZVOUS, FrameKind, Hello
 from aiordma.errors import ConnectionLostError, MessageDamagedError, ProtocolError
 from aiordma.memory.byte_budget import AHEAD, HELD, Account, ByteBudget
+from aiordma.verbs.enums import Access
 from tests.inside.endpoint import (
     copy_up_to,
     exposer_of,
@@ -91,6 +93,51 @@ def test_g04_a_wrong_message_ends_the_connection(run: Run) -> None:
         with pytest.raises(ConnectionLostError):
             await send
         await wire.lose()
+        assert FakeRegion.regions == {}
+
+    run(main())
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("code", [errno.EFAULT, errno.EOPNOTSUPP, errno.EIO])
+def test_memory_that_the_kernel_does_not_pin_is_copied(
+    run: Run, monkeypatch: pytest.MonkeyPatch, code: int, parts: int
+) -> None:
+    """As some mappings of files; another failure is the sender's error."""
+    copy_up_to(monkeypatch, 0)
+    data = random.Random(5).randbytes(300_000)
+    config = dataclasses.replace(CONFIG, slot_size=1024)  # which has room for several pieces
+
+    async def main() -> None:
+        wire = await opened(config, config)
+        link: Any = wire.links[0]
+        real, asked = link.register, list[Any]()
+
+        async def refuse(buffer: Any, access: Access) -> Any:
+            asked.append(buffer)
+            if not isinstance(buffer, int):
+                raise OSError(code, "ibv_reg_mr")
+            return await real(buffer, access)
+
+        link.register = refuse
+        whole = memoryview(data)
+        each = len(data) // parts
+        buffers = [whole[n * each : (n + 1) * each] for n in range(parts)]
+        send = asyncio.create_task(wire.ends[0].send(buffers if parts > 1 else data))
+        receive = asyncio.create_task(wire.ends[1].recv())
+        await wire.run()
+        if code == errno.EIO:
+            with pytest.raises(OSError, match="ibv_reg_mr"):
+                await send
+            receive.cancel()
+            await asyncio.wait([receive])
+        else:
+            with await receive as message:
+                assert message == data
+            await wire.run()
+            await send
+            assert [size for size in asked if isinstance(size, int)] == [each] * parts
+        await wire.close()
         assert FakeRegion.regions == {}
 
     run(main())
