@@ -445,7 +445,34 @@ async def test_a_rude_peer_ends_its_connection_and_no_other(address: str, rude: 
 
 
 async def test_a_flood_within_the_rules_is_refused(address: str) -> None:
-    """A peer that ignores the grant, and reads its refusals."""
+    """A peer that ignores the grant of bytes, and reads its refusals."""
+    begun = 0
+    mib = bytes(1 << 20)
+
+    async def serve(request: aiordma.Request) -> None:
+        nonlocal begun
+        begun += 1
+        await asyncio.Event().wait()
+
+    async with (
+        aiordma.serve_requests(serve, address, 0, limit_bytes=1) as server,
+        aiordma.connect(address, server.port) as bad,
+        asyncio.timeout(LIMIT_S),
+    ):
+        assert bytes(await bad.recv())[2] == Kind.GRANT
+        kinds: Counter[int] = Counter()
+        for number in range(40):
+            await bad.send(frame(Kind.REQUEST, number, flags=BODY_FOLLOWS))
+            await bad.send(mib, imm=number)
+            if number > 4:  # the program has one, and 4 MiB wait: the grant before the grant
+                with await bad.recv() as answer:
+                    kinds[bytes(answer)[2]] += 1
+        assert kinds == {Kind.ERROR: 35}
+        assert begun == 1
+
+
+async def test_a_flood_has_no_more_handlers_than_the_grant(address: str) -> None:
+    """A peer that ignores the smaller grant: its requests wait, up to what it had before."""
     begun = 0
 
     async def serve(request: aiordma.Request) -> None:
@@ -459,12 +486,13 @@ async def test_a_flood_within_the_rules_is_refused(address: str) -> None:
         asyncio.timeout(LIMIT_S),
     ):
         assert bytes(await bad.recv())[2] == Kind.GRANT
-        kinds: Counter[int] = Counter()
-        for number in range(500):
+        for number in range(16):
             await bad.send(frame(Kind.REQUEST, number))
-            if number >= 8:
-                kinds[bytes(await bad.recv())[2]] += 1
-        assert kinds == {Kind.ERROR: 492}
+        (connection,) = server.connections
+        served = exchange_of(connection).served
+        await until(lambda: held_of(served)[:2] == (16, 8) and begun == 8, LIMIT_S)
+        with pytest.raises(aiordma.ProtocolError):
+            await be_rude(bad, [(frame(Kind.REQUEST, 16), None)])
         assert begun == 8
 
 

@@ -18,7 +18,6 @@ from aiordma import (
     Request,
     RequestDeadlineError,
     RequestError,
-    RequestOverloadedError,
     RequestUnknownError,
     ResourceClosedError,
 )
@@ -29,6 +28,7 @@ from aiordma.requests.wire import (
     BODY_FOLLOWS,
     GIVEN_UP,
     HEADER_SIZE,
+    INITIAL_BYTES,
     INITIAL_REQUESTS,
     ErrorCode,
     Kind,
@@ -437,8 +437,8 @@ def test_no_more_than_the_grant_are_under_way(run: Run) -> None:
     run(main())
 
 
-def test_a_lowered_limit_refuses(run: Run) -> None:
-    """Requests that were sent before the smaller grant was there."""
+def test_requests_beyond_a_lowered_grant_wait(run: Run) -> None:
+    """They were sent before the smaller grant was there."""
 
     async def main() -> None:
         client, server = await joined()
@@ -450,12 +450,52 @@ def test_a_lowered_limit_refuses(run: Run) -> None:
             server.arrive(data, imm)
         client.peer = server
         await settle()
-        for _ in range(2):
-            await (await anext(requests)).reply()
-        results = await asyncio.gather(*asking, return_exceptions=True)
-        kinds = [type(result) for result in results]
-        assert kinds == [bytes] * 2 + [RequestOverloadedError] * 6
+        taken = [await anext(requests) for _ in range(2)]
+        third = asyncio.create_task(anext(requests))
+        for _ in range(6):
+            await settle()
+            assert not third.done(), "the program has more than the limit"
+            await taken.pop(0).reply()
+            taken.append(await third)
+            third = asyncio.create_task(anext(requests))
+        for request in taken:
+            await request.reply()
+        assert await asyncio.gather(*asking) == [b""] * 8
+        await settle()
+        assert held_of(server.exchange.served) == (0, *NOTHING)
         await part(client, server)
+        with pytest.raises(StopAsyncIteration):
+            await third
+
+    run(main())
+
+
+@pytest.mark.parametrize("limit", [{"limit": 1}, {"limit_bytes": 1}])
+def test_a_client_that_has_its_answer_may_ask_anew(run: Run, limit: dict[str, int]) -> None:
+    """A large answer is there before the server's own send has returned."""
+
+    async def main() -> None:
+        client, server = await joined()
+
+        async def answer(request: Request) -> None:
+            await request.reply(LARGE)
+
+        requests = server.requests(**limit)
+        tasks: list[asyncio.Task[None]] = []
+
+        async def serve_all() -> None:
+            async for request in requests:
+                tasks.append(asyncio.create_task(answer(request)))
+
+        serving = asyncio.create_task(serve_all())
+        await settle()
+        for _ in range(20):
+            assert await client.request(b"??") == LARGE
+        await asyncio.gather(*(client.request(b"??") for _ in range(20)))
+        await asyncio.wait(tasks)
+        assert held_of(server.exchange.served) == (0, *NOTHING)
+        await part(client, server)
+        await serving
 
     run(main())
 
@@ -473,14 +513,66 @@ def test_a_canceled_request_that_the_program_keeps_counts(run: Run) -> None:
             kept.append(await anext(requests))
             asking.cancel()
             await settle()
-        with pytest.raises(RequestOverloadedError, match="3 requests"):
-            await client.request(b"?")
+        asking = asyncio.create_task(client.request(b"?"))
+        taking = asyncio.create_task(anext(requests))
+        await settle()
+        assert not taking.done()
+        assert held_of(server.exchange.served) == (1, 1, 4, 4)
         kept.clear()
         gc.collect()
-        asking = asyncio.create_task(client.request(b"?"))
-        await (await anext(requests)).reply(b"!")
+        await (await taking).reply(b"!")
         assert await asking == b"!"
         await part(client, server)
+
+    run(main())
+
+
+def test_several_tasks_take_what_there_is_room_for(run: Run) -> None:
+    """One request of many bytes is done: there is room for several small ones."""
+
+    async def main() -> None:
+        client, server = await joined()
+        requests = server.requests(limit_bytes=100)
+        await settle()
+        large = asyncio.create_task(client.request(bytes(100)))
+        first = await anext(requests)
+        client.exchange.calls.on_grant(16, 1000)  # a client that does not keep to it
+        small = [asyncio.create_task(client.request(bytes(10))) for _ in range(4)]
+        takers = [asyncio.create_task(anext(requests)) for _ in range(4)]
+        await settle()
+        assert not any(taker.done() for taker in takers)
+        await first.reply()
+        async with asyncio.timeout(10):
+            for taker in takers:
+                await (await taker).reply()
+        await asyncio.gather(large, *small)
+        await part(client, server)
+
+    run(main())
+
+
+def test_bytes_beyond_all_grants_are_refused(run: Run) -> None:
+    async def main() -> None:
+        end = await lone()
+        requests = end.requests(limit_bytes=INITIAL_BYTES)
+        half = bytes(INITIAL_BYTES // 2)
+        for number in range(6):
+            end.arrive(frame(Kind.REQUEST, number) + half)
+        await settle()
+        # Two wait; the program has none of them yet.
+        assert held_of(end.exchange.served) == (2, 2, 2, INITIAL_BYTES)
+        refusals = [data for data, _ in end.sent if data[2] == Kind.ERROR]
+        assert [(data[7], data[15]) for data in refusals] == [
+            (number, ErrorCode.OVERLOADED) for number in range(2, 6)
+        ]
+        taken = [await anext(requests) for _ in range(2)]
+        for number in range(6, 12):  # and two more, while the program has as many
+            end.arrive(frame(Kind.REQUEST, number) + half)
+        await settle()
+        assert held_of(end.exchange.served) == (4, 2, 4, 2 * INITIAL_BYTES)
+        for request in taken:
+            await request.reply()
+        await part(end)
 
     run(main())
 
@@ -548,8 +640,9 @@ def test_a_flood_that_takes_no_refusals_ends(run: Run) -> None:
         end = await lone()
         end.requests(limit=1, limit_bytes=1)
         end.credits = 0
+        large = bytes(INITIAL_BYTES)
         for number in range(INITIAL_REQUESTS):
-            end.arrive(frame(Kind.REQUEST, number))
+            end.arrive(frame(Kind.REQUEST, number) + large)
         await settle()
         assert end.cause is None
         assert held_of(end.exchange.served)[:2] == (INITIAL_REQUESTS, 1)
