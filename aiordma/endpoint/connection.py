@@ -20,6 +20,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Coroutine, Sequence
+from types import EllipsisType
 from typing import Any, Self, overload
 
 from aiordma._core import (
@@ -351,17 +352,17 @@ class Connection:
 
     @overload
     def request(
-        self, buf: Any, *, timeout: float | None = None, into: None = None
+        self, buf: Any, *, timeout: float | EllipsisType | None = ..., into: None = None
     ) -> Coroutine[Any, Any, Message]: ...
 
     @overload
     def request(
-        self, buf: Any, *, timeout: float | None = None, into: Buffer
+        self, buf: Any, *, timeout: float | EllipsisType | None = ..., into: Buffer
     ) -> Coroutine[Any, Any, int]: ...
 
     @markcoroutinefunction
     def request(
-        self, buf: Any, *, timeout: float | None = None, into: Any = None
+        self, buf: Any, *, timeout: float | EllipsisType | None = ..., into: Any = None
     ) -> Coroutine[Any, Any, Message | int]:
         """Send a request, and wait for its answer.
 
@@ -372,7 +373,8 @@ class Connection:
             buf: Any contiguous object with the buffer protocol; may be empty.  It is not to be
                 changed before the answer is here.
             timeout: Seconds for all of it; the peer's `Request.remaining` shows them.  0 or less
-                is a deadline that has passed: nothing is sent.
+                is a deadline that has passed: nothing is sent.  None for no limit; by default
+                `config.request_timeout_s`.
             into: Memory for the answer: a writable buffer, as of `recv_into`, which stays exported
                 until the call ends.  None: the answer is a message.
 
@@ -402,6 +404,8 @@ class Connection:
         under way are waited for, as by `recv_into`.
         """
         calls = self._exchange.calls
+        if timeout is ...:
+            timeout = self.config.request_timeout_s
         if tally.observed:
             return self._request_observed(calls, buf, timeout, into)
         return calls.request(buf, timeout, into)
@@ -413,6 +417,9 @@ class Connection:
         with tally.Operation("request", self._peer_attributes):
             answer: Message | int = await calls.request(buf, timeout, into)
             return answer
+
+    # The name that a warning has of a coroutine that was never awaited.
+    _request_observed.__qualname__ = "Connection.request"
 
     def _peer_attributes(self) -> dict[str, Any]:
         return tally.peer_attributes(self._facts["peername"])

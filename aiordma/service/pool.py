@@ -28,6 +28,7 @@ import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import Any, Self, overload
 
 from aiordma._core import Message
@@ -38,6 +39,7 @@ from aiordma.endpoint.connect import connect
 from aiordma.endpoint.connection import Connection
 from aiordma.errors import ConnectionLostError, PoolTimeoutError, ResourceClosedError
 from aiordma.loop import fork
+from aiordma.loop.limit import Limit
 from aiordma.loop.running import check_loop, from_finalizer
 from aiordma.memory.shared import Memory
 
@@ -177,7 +179,7 @@ class _Core:
         self._line.append(place)
         try:
             self._fill()
-            async with asyncio.timeout(timeout):
+            with Limit(timeout):
                 return await future
         except TimeoutError:
             self._leave_line(place)
@@ -428,7 +430,7 @@ class _Core:
         """Let users finish, then close all connections."""
         self.refuse()
         try:
-            async with asyncio.timeout(timeout):
+            with Limit(timeout):
                 while any(member.users for member in self._live()):
                     self._changed.clear()
                     await self._changed.wait()
@@ -555,7 +557,7 @@ class Pool:
         core = self._opened()
         seconds = self._seconds(timeout)
         try:
-            async with asyncio.timeout(seconds):
+            with Limit(seconds):
                 await core.filled()
         except TimeoutError:
             text = f"the pool has opened {core.stats().size} of {self._settings.min_size} "
@@ -613,7 +615,7 @@ class Pool:
         if check is None:
             return True
         try:
-            async with asyncio.timeout_at(end):
+            with Limit(end - core.loop.time()):
                 await check(member.connection)
         except Exception as exc:
             _log.info("%r failed the check of the pool: %r", member.connection, exc)
@@ -628,21 +630,26 @@ class Pool:
         self,
         buf: Any,
         *,
-        timeout: float | None = None,
+        timeout: float | EllipsisType | None = ...,
         idempotent: bool = False,
         into: None = None,
     ) -> Message: ...
 
     @overload
     async def request(
-        self, buf: Any, *, timeout: float | None = None, idempotent: bool = False, into: Buffer
+        self,
+        buf: Any,
+        *,
+        timeout: float | EllipsisType | None = ...,
+        idempotent: bool = False,
+        into: Buffer,
     ) -> int: ...
 
     async def request(
         self,
         buf: Any,
         *,
-        timeout: float | None = None,
+        timeout: float | EllipsisType | None = ...,
         idempotent: bool = False,
         into: Any = None,
     ) -> Message | int:
@@ -654,8 +661,9 @@ class Pool:
         Args:
             buf: As of `Connection.request`.
             timeout: Seconds for all of it, the waits for connections included, 0 or less for a
-                deadline that has passed; None: the pool's for each wait for a connection, and no
-                limit for the answer.
+                deadline that has passed.  By default the pool's `timeout` for each wait for a
+                connection, and `ConnectionConfig.request_timeout_s` for the answer; None: the
+                former, and no limit for the answer.
             idempotent: Whether the server may get the request twice.
             into: Memory for the answer, as of `Connection.request`.
 
@@ -671,7 +679,9 @@ class Pool:
         Cancellation: the connection tells the server.
         """
         core = self._opened()
-        end = None if timeout is None else core.loop.time() + seconds_left("timeout", timeout)
+        end = None
+        if timeout is not None and timeout is not ...:
+            end = core.loop.time() + seconds_left("timeout", timeout)
         if type(buf) is not bytes:
             with bytes_of("a request", buf):
                 pass  # a wrong argument needs no connection to be told
@@ -685,7 +695,7 @@ class Pool:
             tries += 1
             broken = False
             try:
-                left = None if end is None else end - core.loop.time()
+                left = timeout if end is None else end - core.loop.time()
                 answer: Message | int = await member.connection.request(
                     buf, timeout=left, into=into
                 )

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import math
 import random
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -44,6 +45,11 @@ from .pipe import LARGEST, ROOM, End, joined, lone, part
 NOTHING = (0, 0, 0)
 LARGE = bytes(range(256)) * 8
 SIZES = [0, 1, ROOM - HEADER_SIZE, ROOM - HEADER_SIZE + 1, ROOM, len(LARGE)]
+
+
+def hold_up(seconds: float) -> None:
+    """As a program that computes in its loop."""
+    time.sleep(seconds)
 
 
 async def echo(requests: Requests) -> None:
@@ -212,6 +218,75 @@ def test_an_expired_request_is_not_served(run: Run) -> None:
         await request.reply()
         assert held_of(server.exchange.served) == (0, *NOTHING)
         await part(server)
+
+    run(main())
+
+
+@pytest.mark.parametrize("into", [False, True])
+@pytest.mark.parametrize("size", [1, len(LARGE)])
+def test_an_answer_that_is_here_is_returned(run: Run, size: int, *, into: bool) -> None:
+    """The loop was busy past the deadline: the answer and the timer come in the same turn."""
+
+    async def main() -> None:
+        client = await lone()
+        memory = bytearray(4) if into else None
+        asking = asyncio.ensure_future(client.exchange.calls.request(LARGE[:size], 0.05, memory))
+        await settle()
+        number = client.sent[0][0][7]
+        hold_up(0.06)
+        client.arrive(frame(Kind.ANSWER, number) + b"late")
+        answer = await asking
+        assert answer == (4 if into else b"late")
+        assert memory is None or memory == b"late"
+        assert held_by(client.exchange.calls) == NOTHING
+        assert len(client.sent) == 1 + (size > ROOM), "a CANCEL"
+        await part(client)
+
+    run(main())
+
+
+def test_many_deadlines_share_a_timer(run: Run) -> None:
+    """Each call ends at its own, in whatever order they were made."""
+
+    async def main() -> None:
+        client = await lone()
+        client.exchange.calls.on_grant(100, 1000)
+        ended: list[float] = []
+
+        async def ask(timeout: float | None) -> None:
+            with pytest.raises(RequestDeadlineError, match=f"within {timeout} s"):
+                await client.request(b"?", timeout)
+            assert timeout is not None
+            ended.append(timeout)
+
+        limits = [0.3, 0.1, 60.0, 0.2, 0.1, 0.4, None]
+        tasks = [asyncio.create_task(ask(limit)) for limit in limits]
+        began = client.loop.time()
+        await asyncio.wait(tasks[:2] + tasks[3:6])
+        assert ended == [0.1, 0.1, 0.2, 0.3, 0.4]
+        assert 0.4 <= client.loop.time() - began < 10
+        for task in (tasks[2], tasks[6]):
+            assert not task.done()
+            task.cancel()
+        await asyncio.wait(tasks)
+        await part(client)
+
+    run(main())
+
+
+def test_a_deadline_in_the_line_of_the_grant(run: Run) -> None:
+    async def main() -> None:
+        client, server = await joined()
+        requests = server.requests(limit=1)
+        await settle()
+        first = asyncio.create_task(client.request(b"1"))
+        request = await anext(requests)
+        with pytest.raises(RequestDeadlineError, match="within"):
+            await client.request(b"2", 0.05)
+        await request.reply()
+        assert await first == b""
+        assert held_by(client.exchange.calls) == NOTHING
+        await part(client, server)
 
     run(main())
 
@@ -481,11 +556,11 @@ def test_a_client_that_has_its_answer_may_ask_anew(run: Run, limit: dict[str, in
             await request.reply(LARGE)
 
         requests = server.requests(**limit)
-        tasks: list[asyncio.Task[None]] = []
+        tasks: set[asyncio.Task[None]] = set()
 
         async def serve_all() -> None:
             async for request in requests:
-                tasks.append(asyncio.create_task(answer(request)))
+                tasks.add(asyncio.create_task(answer(request)))
 
         serving = asyncio.create_task(serve_all())
         await settle()
