@@ -19,6 +19,7 @@ import functools
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from types import EllipsisType
 from typing import Any, Self, overload
@@ -456,10 +457,12 @@ class Connection:
             send = functools.partial(Connection.send, self)  # of the class: `send` is replaced
             carrier = FrameCarrier(
                 self._link, self._receiver, self._outcome, send, self._require_size,
-                self._request_budget,
+                self._request_budget, weakref.ref(self),
             )  # fmt: skip
             exchange = self._receiver.reserve(Exchange(self._link.loop, carrier))
             vars(self)["send"] = _no_send  # so that a send without requests pays nothing
+            # Behind messages that wait for room another frame would be the next: it is not marked.
+            self._state.requesting = not self._state.queued
             exchange.start()
         return exchange
 

@@ -340,7 +340,8 @@ class Calls:
         call = self._calls.pop(number, None)
         if call is None:
             msg = f"an answer to request {number}, which waits for none"
-            raise ViolationError(msg)
+            # Without any request before it, it is a message of the program, with its immediate.
+            raise ViolationError(msg, foreign=not self._number)
         if self._abandoned:
             self._owed(number)
         answer, size, _, _ = call

@@ -22,14 +22,15 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
+import errno
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiordma._core import Message
 from aiordma.arguments import check_kind
-from aiordma.errors import RequestError
+from aiordma.errors import RequestError, ResourceClosedError
 from aiordma.loop.running import check_loop, from_finalizer
 from aiordma.loop.wait_line import WaitLine
 from aiordma.requests.budget import FREE_BYTES, Share
@@ -52,6 +53,10 @@ from aiordma.requests.wire import (
     frame,
     pack,
 )
+
+if TYPE_CHECKING:
+    from aiordma.cm.address import Address
+    from aiordma.endpoint.connection import Connection
 
 __all__ = ["Request", "Requests", "Served"]
 
@@ -81,6 +86,25 @@ class Request:
         self._answered = self._canceled = False
         self._waiter: asyncio.Future[None] | None = None
         self._on_cancel: Callable[[], object] | None = None
+
+    @property
+    def connection(self) -> Connection:
+        """The connection by which it came.
+
+        Raises:
+            ResourceClosedError: It is over, and nobody has it any more.
+        """
+        connection: Connection | None = self._served.carrier._connection()
+        if connection is None:
+            text = "the connection of the request is gone"
+            raise ResourceClosedError(errno.ECONNABORTED, text)
+        return connection
+
+    @property
+    def peername(self) -> Address | None:
+        """Address and port of the peer, as `Connection.get_extra_info` has it; None if unknown."""
+        connection: Connection | None = self._served.carrier._connection()
+        return None if connection is None else connection.get_extra_info("peername")
 
     @property
     def remaining(self) -> float | None:
@@ -218,7 +242,9 @@ class Request:
 
     def __repr__(self) -> str:
         state = "canceled" if self._canceled else "answered" if self._answered else "open"
-        return f"<Request {self._number} {state}, {self._size} bytes>"
+        peer = self.peername
+        whose = f" of {peer[0]} port {peer[1]}" if peer else ""
+        return f"<Request {self._number}{whose} {state}, {self._size} bytes>"
 
 
 def _words_of(exc: BaseException) -> tuple[str, str]:
@@ -327,7 +353,8 @@ class Served:
         coming = self._numbers.get(number)
         if not isinstance(coming, _Coming):
             msg = f"the body of request {number}, which waits for none"
-            raise ViolationError(msg)
+            # Without any request before it, it is a message of the program, with its immediate.
+            raise ViolationError(msg, foreign=not self._asked)
         self._admit(number, coming.deadline, message)
 
     def _admit(self, number: int, deadline: float | None, body: Message) -> None:

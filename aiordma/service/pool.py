@@ -107,13 +107,15 @@ class _Member:
     """A connection of the pool."""
 
     __slots__ = (
-        "broken", "connection", "due", "idle_since", "lent", "noted", "opened_at", "users",
+        "broken", "connection", "counted", "due", "idle_since", "lent", "noted", "opened_at",
+        "users",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, now: float, lifetime: float | None) -> None:
         self.connection = connection
         self.opened_at = now
         self.noted = False  # by `_note_end`
+        self.counted = False  # as lost
         # Not all at the same time, if they were opened together.
         self.due = None if lifetime is None else now + lifetime * random.uniform(0.9, 1.0)
         self.idle_since = now
@@ -285,6 +287,7 @@ class _Core:
         for member in self._members:
             if member.broken or member.connection.is_closing():
                 self._note_end(member)
+                self._count_lost(member)  # before another connection can be there in its place
         there = len(self._live()) + self._opening
         wanted = min(self.settings.max_size, max(self._wanted, len(self._live()) + more))
         for _ in range(wanted - there):
@@ -367,10 +370,16 @@ class _Core:
         if member in self._members:  # it broke: after `_retire` it is not there any more
             self._members.remove(member)
             if not self.closing:
-                self.counts.lost += 1
-                self._to_replace += 1
+                self._count_lost(member)
                 self._note_end(member)
                 self._let_in()
+
+    def _count_lost(self, member: _Member) -> None:
+        """Count a connection that broke.  Idempotent."""
+        if not member.counted:
+            member.counted = True
+            self.counts.lost += 1
+            self._to_replace += 1
 
     def _retire(self, member: _Member) -> None:
         self._members.remove(member)

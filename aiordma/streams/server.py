@@ -21,7 +21,7 @@ import ssl as ssl_module
 import sys
 import warnings
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Self
 
 from aiordma.arguments import check_kind, whole
@@ -584,6 +584,23 @@ async def create_server(
     return server
 
 
+async def _closing(handling: Coroutine[Any, Any, None], writer: asyncio.StreamWriter) -> None:
+    """Close the stream if the callback raises: asyncio does so from Python 3.12 on."""
+    try:
+        await handling
+    except asyncio.CancelledError:
+        writer.close()
+        raise
+    except Exception as exc:
+        context = {
+            "message": "Unhandled exception in client_connected_cb",
+            "exception": exc,
+            "transport": writer.transport,
+        }
+        asyncio.get_running_loop().call_exception_handler(context)
+        writer.close()
+
+
 async def start_server(
     client_connected_cb: Callable[[RdmaStreamReader, RdmaStreamWriter], Awaitable[None] | None],
     host: str | Sequence[str] | None = None,
@@ -612,7 +629,10 @@ async def start_server(
         # asyncio makes the writer itself; this writer has the same attributes and one method more.
         writer.__class__ = RdmaStreamWriter
         fork.guard_public(writer)
-        return client_connected_cb(reader, writer)
+        handling = client_connected_cb(reader, writer)
+        if sys.version_info < (3, 12) and asyncio.iscoroutine(handling):
+            return _closing(handling, writer)
+        return handling
 
     def factory() -> asyncio.StreamReaderProtocol:
         reader = RdmaStreamReader(limit=limit, loop=loop)
