@@ -429,10 +429,11 @@ class Connection:
         """Requests of the peer: an async iterator over `Request`, until the connection is closed.
 
         Args:
-            limit: Requests that may be under way at a time, 1 to 1,000,000: that wait here, or that
-                the program has.  The peer's library has others wait, and those of a peer that
-                sends them all the same are refused.
-            limit_bytes: Likewise, bytes of their bodies; a single request may have more.
+            limit: Requests that the program has at a time, 1 to 1,000,000.  The peer's library has
+                others wait.  Up to as many wait here: of a peer that has its answer before this
+                side knows that it does.  A peer that sends more breaks the rules.
+            limit_bytes: Likewise, bytes of their bodies; a single request may have more.  More than
+                these are refused.
 
         Raises:
             TypeError, ValueError: A limit is of no use.
@@ -533,6 +534,9 @@ class Connection:
         Returns:
             Bytes written.  They have reached the peer's adapter; software iWARP reports this before
             the peer has checked the access.
+
+        A message that is sent before this returns, by another task for instance, may arrive before
+        the data.  So await the write before the message that tells of it, or use `imm`.
 
         Raises and cancellation: as `read`; with `imm` also as `send`.  A canceled write may have
         written.

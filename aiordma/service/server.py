@@ -321,13 +321,12 @@ class Server:
             await asyncio.wait(self._connections, timeout=min(self.grace_s, _QUIET_S))
         left_s = self.grace_s - (self._loop.time() - began)
         if self._connections and left_s > 0:
-            text = (
-                "the server stops: handlers of %d connections still run, and are canceled in %.3g s"
-            )
-            if self._heeds:
-                text += ", or at once by a second Ctrl-C"
             count = len(self._connections)
-            _log.tell(logging.WARNING, text, count, left_s, extra=FOR_ALL)
+            text = "the server stops, and waits up to %.3g s for the handlers of %d connection%s"
+            if self._heeds:
+                text += "; a second Ctrl-C cancels them at once"
+            plural = "s" * (count > 1)
+            _log.tell(logging.WARNING, text, left_s, count, plural, extra=FOR_ALL)
             await asyncio.wait(self._connections, timeout=left_s)
         for task in self._connections:
             task.cancel()

@@ -613,7 +613,8 @@ async def start_server(
 
     Args:
         client_connected_cb: Called with a reader and a writer for each connection; a coroutine
-            function becomes a task.
+            function becomes a task.  If it raises, the loop's exception handler is told, and the
+            stream is closed: as asyncio does from Python 3.12 on.
         host: Local name or address, or several; None for all.
         port: Its port; 0 or None lets the kernel choose.
         limit: Bytes that a reader keeps before the peer has to wait; see `asyncio.StreamReader`.

@@ -159,7 +159,9 @@ async def test_a_request_to_a_server_of_messages(address: str, how: str, size: i
                 while True:
                     got.append(bytes(memory[: await connection.recv_into(memory)]))
             elif how == "async for":
-                got.extend([bytes(message) async for message in connection])
+                messages = aiter(connection)
+                while True:
+                    got.append(bytes(await anext(messages)))
             else:
                 while True:
                     got.append(bytes(await connection.recv()))
@@ -341,6 +343,37 @@ async def test_g05_bad_arguments_take_nothing(address: str) -> None:
                         f"serve_requests({name})", partial(serve_with, address, name), wrong
                     )
         assert pool.stats.available == 1
+
+
+async def test_a_handler_knows_who_asks(address: str, caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[aiordma.Request] = []
+
+    async def serve(request: aiordma.Request) -> bytes:
+        seen.append(request)
+        await request.reply(b"one")
+        return b"two"  # which is logged
+
+    async with (
+        aiordma.serve_requests(serve, address, 0) as server,
+        aiordma.connect(address, server.port) as client,
+        asyncio.timeout(LIMIT_S),
+    ):
+        assert await client.request(b"?") == b"one"
+        (request,) = seen
+        (connection,) = server.connections
+        assert request.connection is connection
+        assert request.peername == connection.get_extra_info("peername")
+        host, port = client.get_extra_info("sockname")
+        assert request.peername == (host, port)
+        whose = f"of {host} port {port}"
+        assert whose in repr(request)
+        await until(lambda: "returned another answer" in caplog.text, LIMIT_S)
+        (line,) = [each.message for each in caplog.records if each.levelno >= logging.ERROR]
+        assert whose in line
+        caplog.clear()
+        del connection
+    await until(lambda: not server.connections, LIMIT_S)
+    seen.clear()
 
 
 async def test_errors_deadlines_and_cancellation(
