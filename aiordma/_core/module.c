@@ -78,7 +78,6 @@ static int add_constants(PyObject *module)
         CONSTANT(WRONG_BARE),
         CONSTANT(FRAME_MORE),
         CONSTANT(FRAME_FREE),
-        CONSTANT(FRAME_REQUESTS),
         CONSTANT(LANDING_SHIFT),
         CONSTANT(LANDINGS),
         CONSTANT(LANDING_SIZE),

@@ -191,11 +191,11 @@ struct aio_arrival {
     uint32_t imm;
     uint16_t slot;
     uint8_t has_imm;
-    uint8_t large;   /* 1: announced, the frame lies in `slot`; 2: Python has the announcement */
-    uint8_t more;    /* the next has further bytes of the message */
-    uint8_t bare;    /* no header lies in `slot` */
+    uint8_t large;    /* 1: announced, the frame lies in `slot`; 2: Python has the announcement */
+    uint8_t more;     /* the next has further bytes of the message */
+    uint8_t bare;     /* no header lies in `slot` */
     uint8_t requests; /* the first frame of requests of the peer */
-    uint8_t landing; /* the message lies in the landing with this number, and `slot` is empty */
+    uint8_t landing;  /* the message lies in the landing with this number, and `slot` is empty */
 };
 
 /* A DONE frame that waits for Python, or for a slot to be sent from. */

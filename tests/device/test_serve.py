@@ -491,9 +491,9 @@ def test_a_call_that_is_not_awaited_warns_once_and_by_its_name(
         aiordma.connect(address, 1)
         server = await aiordma.serve(echo, address, 0)
         client = await aiordma.connect(address, server.port)
-        client.request(b"?")
-        client.request(b"?", timeout=1)
-        client.request(b"?", into=bytearray(1))
+        client.request(b"?")  # type: ignore[unused-coroutine]
+        client.request(b"?", timeout=1)  # type: ignore[unused-coroutine]
+        client.request(b"?", into=bytearray(1))  # type: ignore[unused-coroutine]
         await client.close()
         await server.stop()
         gc.collect()
