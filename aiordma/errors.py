@@ -280,6 +280,7 @@ class ProtocolError(ConnectionLostError):
     """The peer broke the wire protocol; only this connection is affected."""
 
     _foreign = False  # its program sends messages where this side has requests
+    _unserved = False  # and the reverse
 
 
 class MessageDamagedError(ConnectionLostError):

@@ -6,7 +6,8 @@ Theory of operation
 
     Without any handler Python prints warnings to standard error.  The library's own handler keeps
     these back, as is usual for libraries, but not errors: an exception of a program's handler that
-    no log shows is not found.
+    no log shows is not found.  Nor does it keep back what a person who waits at the terminal has to
+    know (`FOR_ALL`).
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["Log", "log_of"]
+__all__ = ["FOR_ALL", "Log", "log_of"]
 
 _NAME = "aiordma"
+#: The `extra` of a warning that is printed while the program has no handler for it.
+FOR_ALL = {"for_all": True}
 
 
 class _LastResort(logging.Handler):
-    """Prints errors while the program has no handler for them; drops all else."""
+    """Prints errors, and lines `FOR_ALL`, while the program has no handler for them."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno >= logging.ERROR and not self._has_others(record.name):
+        printed = record.levelno >= logging.ERROR or hasattr(record, "for_all")
+        if printed and not self._has_others(record.name):
             fallback = logging.lastResort
             if fallback is not None:
                 fallback.handle(record)

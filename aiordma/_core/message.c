@@ -477,19 +477,33 @@ int aio_message_lacks_slot(const struct aio_message_state *m)
     return m->queued && m->qp && !m->blocked && !m->n_free && m->credits > 0;
 }
 
+/*
+ * The flag of the first frame of requests, once: a peer whose program receives messages says so,
+ * and a peer whose library does not know the flag ignores it.
+ */
+static uint8_t take_requesting(struct aio_message_state *m)
+{
+    uint8_t flag = m->requesting ? AIO_FRAME_REQUESTS : 0;
+
+    m->requesting = 0;
+    return flag;
+}
+
 /* Send a message of one frame, or announce one, for which there is room. */
 int aio_message_send_next(struct aio_message_state *m, enum aio_frame_kind kind, const void *data,
                           uint64_t length, uint64_t argument, int has_imm, uint32_t imm)
 {
     struct aio_bytes bytes = {{.at = data, .length = length}, NULL};
+    uint8_t flags = has_imm ? AIO_FRAME_HAS_IMM : 0;
 
     m->credits--;
     if (kind == AIO_FRAME_DATA) {
         m->messages_sent++;
         m->bytes_sent += length;
+        flags |= take_requesting(m);
     }
-    return put_was_last(m, put_from(m, m->free[--m->n_free], kind, has_imm ? AIO_FRAME_HAS_IMM : 0,
-                                    &bytes, length, argument, has_imm ? imm : 0));
+    return put_was_last(m, put_from(m, m->free[--m->n_free], kind, flags, &bytes, length, argument,
+                                    has_imm ? imm : 0));
 }
 
 /* Frames of a message of so many bytes; 0 if it goes through no slots. */
@@ -510,7 +524,7 @@ static uint64_t frames_of(const struct aio_message_state *m, uint64_t length)
 int aio_message_send(struct aio_message_state *m, struct aio_bytes data, uint64_t length,
                      int has_imm, uint32_t imm)
 {
-    int bare = !has_imm && length && length <= m->bare_size;
+    int bare = !has_imm && length && length <= m->bare_size && !m->requesting;
     int write = !bare && is_written(m, length, has_imm);
     uint64_t frames = bare || write ? 1 : frames_of(m, length);
     uint8_t flags = has_imm ? AIO_FRAME_HAS_IMM : 0;
@@ -524,6 +538,7 @@ int aio_message_send(struct aio_message_state *m, struct aio_bytes data, uint64_
     m->credits -= (int64_t)frames;
     m->messages_sent++;
     m->bytes_sent += length;
+    flags |= take_requesting(m);
     imm = has_imm ? imm : 0;
     for (; frames > 1; frames--) {
         code = put_from(m, m->free[--m->n_free], AIO_FRAME_DATA, flags | AIO_FRAME_MORE, &data,
@@ -822,6 +837,8 @@ static void take_frame(struct aio_message_state *m, uint32_t slot, const struct 
         arrival.imm = arrival.has_imm ? aio_read32(at + 4) : 0;
         arrival.large = at[0] == AIO_FRAME_RENDEZVOUS;
         arrival.more = !arrival.large && flags & AIO_FRAME_MORE;
+        if (!bare && !arrival.large && flags & AIO_FRAME_REQUESTS)
+            arrival.requests = m->requested = m->python = 1; /* does the program take them? */
         if (m->unused <= 0) {
             violate(m, AIO_WRONG_CREDIT, 0, 0);
             return;

@@ -438,7 +438,10 @@ TAKE_METHOD(state_take_reads, reads_done)
 
 /* Arrivals: the rest is in arrivals.c */
 
-/* peek(): (slot, length, immediate) of the oldest message; the slot of a large message is None. */
+/*
+ * peek(): (slot, length, immediate) of the oldest message, and whether it is the first frame of
+ * requests; the slot of a large message is None.
+ */
 static PyObject *state_peek(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     struct aio_message_state *m = &((MessageState *)object)->state;
@@ -451,8 +454,9 @@ static PyObject *state_peek(PyObject *object, PyObject *Py_UNUSED(unused))
     imm = aio_imm_object(first);
     if (!imm)
         return NULL;
-    return first->large ? Py_BuildValue("(OIN)", Py_None, 0, imm)
-                        : Py_BuildValue("(IIN)", first->slot, first->length, imm);
+    return first->large ? Py_BuildValue("(OINO)", Py_None, 0, imm, Py_False)
+                        : Py_BuildValue("(IINO)", first->slot, first->length, imm,
+                                        first->requests ? Py_True : Py_False);
 }
 
 static PyObject *state_skip(PyObject *object, PyObject *Py_UNUSED(unused))
@@ -549,7 +553,8 @@ static PyMethodDef state_methods[] = {
      "Take the oldest message out of the ring; None if there is none, or if it is large."},
     {"take_into", aio_arrivals_take_into, METH_O,
      "Take it by a copy into a buffer: its bytes; more than the buffer has if it was not taken."},
-    {"peek", state_peek, METH_NOARGS, "The oldest arrival: slot, length, immediate; or None."},
+    {"peek", state_peek, METH_NOARGS,
+     "The oldest arrival: slot, length, immediate, whether requests begin; or None."},
     {"skip", state_skip, METH_NOARGS, "Take the oldest arrival out of the ring."},
     {"cut", aio_arrivals_cut, METH_O,
      "Drop the large messages but the oldest so many, and what came behind."},
@@ -675,6 +680,8 @@ static PyMemberDef state_members[] = {
     FIELD(chain, T_UINT, READONLY),
     FIELD(held, T_UINT, 0),
     FIELD(python, T_BOOL, 0),
+    FIELD(requested, T_BOOL, 0),
+    FIELD(requesting, T_BOOL, 0),
     FIELD(over, T_BOOL, 0),
     FIELD(attended, T_BOOL, 0),
     FIELD(operations_wanted, T_BOOL, 0),

@@ -46,6 +46,8 @@
 #define AIO_FRAME_HAS_IMM 1
 #define AIO_FRAME_MORE    2 /* of DATA: the message goes on in the next */
 #define AIO_FRAME_FREE    4 /* the newest landing that the receiver of the frame knows is free */
+#define AIO_FRAME_REQUESTS                                                                         \
+    0x80 /* of DATA: from here on the program of the sender sends requests and answers */
 #define AIO_LANDING_SHIFT 3 /* the flags from this bit on: the number of a landing */
 #define AIO_LANDINGS      3 /* the largest number; a landing has four times the bytes of the last */
 #define AIO_LANDING_SIZE  (1u << 16) /* bytes of the first */
@@ -189,10 +191,11 @@ struct aio_arrival {
     uint32_t imm;
     uint16_t slot;
     uint8_t has_imm;
-    uint8_t large;   /* 1: announced, the frame lies in `slot`; 2: Python has the announcement */
-    uint8_t more;    /* the next has further bytes of the message */
-    uint8_t bare;    /* no header lies in `slot` */
-    uint8_t landing; /* the message lies in the landing with this number, and `slot` is empty */
+    uint8_t large;    /* 1: announced, the frame lies in `slot`; 2: Python has the announcement */
+    uint8_t more;     /* the next has further bytes of the message */
+    uint8_t bare;     /* no header lies in `slot` */
+    uint8_t requests; /* the first frame of requests of the peer */
+    uint8_t landing;  /* the message lies in the landing with this number, and `slot` is empty */
 };
 
 /* A DONE frame that waits for Python, or for a slot to be sent from. */
@@ -286,6 +289,8 @@ struct aio_message_state {
     uint8_t grows;      /* the window grows as soon as the peer has used up its credits */
     uint8_t grown;      /* it has, and the peer does not have the credits yet */
     uint8_t asking;     /* a PING is not answered */
+    uint8_t requested;  /* a frame of requests has come */
+    uint8_t requesting; /* the next message is the first frame of requests of this side */
     uint8_t *group;     /* as `alive`, of all connections of a group (life.c); or NULL */
 
     /* Slots. */

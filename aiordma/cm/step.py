@@ -16,6 +16,7 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.errors import ConnectTimeoutError, ResourceBusyError, cm_error, os_error
 from aiordma.loop.empty import NOTHING
+from aiordma.loop.limit import Limit
 from aiordma.loop.workers import call_blocking, connecting
 from aiordma.verbs.resource import Resource
 
@@ -158,13 +159,13 @@ async def _in_thread(
         finally:
             cm_id._let_go()
 
-    limit = asyncio.timeout(timeout)
+    limit = Limit(timeout)
     try:
-        async with limit:
+        with limit:
             await call_blocking(run, undo=lambda _: None, pool=connecting)
             return await future
     except TimeoutError as exc:
-        if not limit.expired() or isinstance(exc, ConnectTimeoutError):
+        if not limit.expired or isinstance(exc, ConnectTimeoutError):
             raise
         raise _late(answers, timeout) from exc
     finally:

@@ -51,6 +51,7 @@ from aiordma.errors import (
     prefix_subject,
 )
 from aiordma.loop import background
+from aiordma.loop.limit import Limit
 from aiordma.loop.workers import WorkerPool, answering, answering_slowly, call_blocking
 from aiordma.verbs.ah import GRH, AddressHandle, AHAttributes, gid_of, host_of
 from aiordma.verbs.enums import GIDType
@@ -275,12 +276,12 @@ class Destinations:
         Raises:
             ConnectTimeoutError: It took longer.
         """
-        limit = asyncio.timeout(self._config.resolve_timeout_s)
+        limit = Limit(self._config.resolve_timeout_s)
         try:
-            async with limit:
+            with limit:
                 return await looking
         except TimeoutError as exc:
-            if not limit.expired() or isinstance(exc, ConnectTimeoutError):
+            if not limit.expired or isinstance(exc, ConnectTimeoutError):
                 raise
             text = f"not found within {self._config.resolve_timeout_s} s"
             raise ConnectTimeoutError(errno.ETIMEDOUT, text) from exc

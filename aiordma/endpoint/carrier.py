@@ -26,9 +26,12 @@ class FrameCarrier:
         send: Sends a message, with an immediate or None.
         require_size: Raises if the peer takes no message of this size.
         budget: Of the bytes of requests; None of a connection that no listener has made.
+        connection: The connection, weakly, as of all of its parts.
     """
 
-    __slots__ = ("_budget", "_link", "_outcome", "_receiver", "_require_size", "_send_frame")
+    __slots__ = (
+        "_budget", "_connection", "_link", "_outcome", "_receiver", "_require_size", "_send_frame",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -38,7 +41,9 @@ class FrameCarrier:
         send: Callable[[Any, int | None], Coroutine[Any, Any, None]],
         require_size: Callable[[int], None],
         budget: RequestBudget | None,
+        connection: Callable[[], Any],
     ) -> None:
+        self._connection = connection
         self._link = link
         self._receiver = receiver
         self._outcome = outcome

@@ -147,6 +147,8 @@ class ConnectionConfig:
             atomics alone is never heard.
         stall_timeout_s: Seconds that a send waits for a living peer that takes nothing; None
             waits as long as it lives.
+        request_timeout_s: Seconds that a `request()` without a `timeout` of its own waits, all in
+            all, for the peer's grant and the answer; None waits as long as the connection lives.
         fetch_timeout_s: Seconds after which the connection is given up if nothing has arrived of a
             large message that is being read, in pieces of up to 1 MiB.
         pressed_fetch_rate: Bytes per second at which a large message has to arrive, on average over
@@ -183,6 +185,7 @@ class ConnectionConfig:
     idle_timeout_s: float = 30.0
     raw_idle_timeout_s: float | None = None
     stall_timeout_s: float | None = None
+    request_timeout_s: float | None = 60.0
     fetch_timeout_s: float = 30.0
     pressed_fetch_rate: int = 1 << 20
 
@@ -221,9 +224,10 @@ class ConnectionConfig:
             self,
             (
                 "connect_timeout_s", "handshake_timeout_s", "close_timeout_s", "keepalive_s",
-                "idle_timeout_s", "raw_idle_timeout_s", "stall_timeout_s", "fetch_timeout_s",
+                "idle_timeout_s", "raw_idle_timeout_s", "stall_timeout_s", "request_timeout_s",
+                "fetch_timeout_s",
             ),
-            optional=("raw_idle_timeout_s", "stall_timeout_s"),
+            optional=("raw_idle_timeout_s", "stall_timeout_s", "request_timeout_s"),
         )  # fmt: skip
         if self.shared_slots is not None:
             self._check_sharing(self.shared_slots)

@@ -19,7 +19,9 @@ import functools
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Coroutine, Sequence
+from types import EllipsisType
 from typing import Any, Self, overload
 
 from aiordma._core import (
@@ -351,17 +353,17 @@ class Connection:
 
     @overload
     def request(
-        self, buf: Any, *, timeout: float | None = None, into: None = None
+        self, buf: Any, *, timeout: float | EllipsisType | None = ..., into: None = None
     ) -> Coroutine[Any, Any, Message]: ...
 
     @overload
     def request(
-        self, buf: Any, *, timeout: float | None = None, into: Buffer
+        self, buf: Any, *, timeout: float | EllipsisType | None = ..., into: Buffer
     ) -> Coroutine[Any, Any, int]: ...
 
     @markcoroutinefunction
     def request(
-        self, buf: Any, *, timeout: float | None = None, into: Any = None
+        self, buf: Any, *, timeout: float | EllipsisType | None = ..., into: Any = None
     ) -> Coroutine[Any, Any, Message | int]:
         """Send a request, and wait for its answer.
 
@@ -372,7 +374,8 @@ class Connection:
             buf: Any contiguous object with the buffer protocol; may be empty.  It is not to be
                 changed before the answer is here.
             timeout: Seconds for all of it; the peer's `Request.remaining` shows them.  0 or less
-                is a deadline that has passed: nothing is sent.
+                is a deadline that has passed: nothing is sent.  None for no limit; by default
+                `config.request_timeout_s`.
             into: Memory for the answer: a writable buffer, as of `recv_into`, which stays exported
                 until the call ends.  None: the answer is a message.
 
@@ -402,6 +405,8 @@ class Connection:
         under way are waited for, as by `recv_into`.
         """
         calls = self._exchange.calls
+        if timeout is ...:
+            timeout = self.config.request_timeout_s
         if tally.observed:
             return self._request_observed(calls, buf, timeout, into)
         return calls.request(buf, timeout, into)
@@ -414,6 +419,9 @@ class Connection:
             answer: Message | int = await calls.request(buf, timeout, into)
             return answer
 
+    # The name that a warning has of a coroutine that was never awaited.
+    _request_observed.__qualname__ = "Connection.request"
+
     def _peer_attributes(self) -> dict[str, Any]:
         return tally.peer_attributes(self._facts["peername"])
 
@@ -421,10 +429,11 @@ class Connection:
         """Requests of the peer: an async iterator over `Request`, until the connection is closed.
 
         Args:
-            limit: Requests that may be under way at a time, 1 to 1,000,000: that wait here, or that
-                the program has.  The peer's library has others wait, and those of a peer that
-                sends them all the same are refused.
-            limit_bytes: Likewise, bytes of their bodies; a single request may have more.
+            limit: Requests that the program has at a time, 1 to 1,000,000.  The peer's library has
+                others wait.  Up to as many wait here: of a peer that has its answer before this
+                side knows that it does.  A peer that sends more breaks the rules.
+            limit_bytes: Likewise, bytes of their bodies; a single request may have more.  More than
+                these are refused.
 
         Raises:
             TypeError, ValueError: A limit is of no use.
@@ -449,10 +458,12 @@ class Connection:
             send = functools.partial(Connection.send, self)  # of the class: `send` is replaced
             carrier = FrameCarrier(
                 self._link, self._receiver, self._outcome, send, self._require_size,
-                self._request_budget,
+                self._request_budget, weakref.ref(self),
             )  # fmt: skip
             exchange = self._receiver.reserve(Exchange(self._link.loop, carrier))
             vars(self)["send"] = _no_send  # so that a send without requests pays nothing
+            # Behind messages that wait for room another frame would be the next: it is not marked.
+            self._state.requesting = not self._state.queued
             exchange.start()
         return exchange
 
@@ -523,6 +534,9 @@ class Connection:
         Returns:
             Bytes written.  They have reached the peer's adapter; software iWARP reports this before
             the peer has checked the access.
+
+        A message that is sent before this returns, by another task for instance, may arrive before
+        the data.  So await the write before the message that tells of it, or use `imm`.
 
         Raises and cancellation: as `read`; with `imm` also as `send`.  A canceled write may have
         written.

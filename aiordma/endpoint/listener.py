@@ -94,6 +94,32 @@ def listen(
 
     Cancellation: the listener is closed.
     """
+    return Opening(
+        opener(
+            host, port, backlog=backlog, config=config, memory=memory, ipv6_only=ipv6_only,
+            limits=limits,
+        )(),
+        "listen",
+    )  # fmt: skip
+
+
+def opener(
+    host: str | None,
+    port: int,
+    *,
+    backlog: int,
+    config: ConnectionConfig | None,
+    memory: Memory | None,
+    ipv6_only: bool,
+    limits: ListenerLimits | None,
+) -> Callable[[], Coroutine[Any, Any, Listener]]:
+    """Check the arguments of `listen`; return the function that opens the listener.
+
+    A coroutine of it that was made and not awaited would warn beside that of the caller.
+
+    Raises:
+        TypeError, ValueError: An argument is of no use.
+    """
     check_kind("host", host, str)
     check_port(port)
     backlog = whole("backlog", backlog)
@@ -115,7 +141,7 @@ def listen(
             memory,
         )
 
-    return Opening(open_(), "listen")
+    return open_
 
 
 class Listener:

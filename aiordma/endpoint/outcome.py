@@ -42,6 +42,7 @@ __all__ = [
     "eof_error",
     "left_error",
     "reserved_error",
+    "unserved_error",
     "vanished_error",
     "violation",
 ]
@@ -75,7 +76,16 @@ _ABORTS = {
         f"{_SAID}: it takes requests there, and this side sent a message",
         "use `Connection.request()` (docs/requests.md), or connect to another port",
     ),
+    AbortReason.REQUEST: (
+        f"{_SAID}: it receives messages there, and this side uses requests",
+        "have the peer's program serve requests, by `serve_requests` in place of `serve` or by "
+        "`Connection.requests()` (docs/requests.md); or use `send()` and `recv()`",
+    ),
 }
+
+
+#: Reasons that are a ProtocolError on both sides.
+_BROKEN = (AbortReason.PROTOCOL, AbortReason.MESSAGE, AbortReason.REQUEST)
 
 
 def closed_error() -> ResourceClosedError:
@@ -89,6 +99,18 @@ def reserved_error(call: str) -> RuntimeError:
         f"the connection carries requests since its first request() or requests(): {call} would "
         "take or send messages among them; use a second connection for messages"
     )
+
+
+def unserved_error() -> ProtocolError:
+    """The peer's program uses requests, and this side's receives messages."""
+    text = "the peer uses requests on the connection, and this side's program receives messages"
+    error = protocol_error(text)
+    error.hint = (
+        "serve requests by `serve_requests` in place of `serve`, or by `Connection.requests()`; "
+        "or ask by `Connection.request()` (docs/requests.md)"
+    )
+    error._unserved = True
+    return error
 
 
 def eof_error() -> ResourceClosedError:
@@ -118,6 +140,8 @@ def left_error() -> ConnectionLostError:
 def abort_reason(cause: BaseException) -> AbortReason | None:
     """The reason for an ABORT to the peer; None for a cause that needs or allows no message."""
     if isinstance(cause, ProtocolError):
+        if cause._unserved:
+            return AbortReason.REQUEST
         return AbortReason.MESSAGE if cause._foreign else AbortReason.PROTOCOL
     if isinstance(cause, MessageDamagedError):
         return AbortReason.DAMAGED
@@ -138,7 +162,7 @@ def aborted_error(reason: int = AbortReason.PROGRAM) -> ConnectionLostError:
         reason,  # type: ignore[call-overload]
         (f"{_SAID} for reason {reason}, which this version does not know", "see the peer's log"),
     )
-    return _lost(text, hint, protocol=reason in (AbortReason.PROTOCOL, AbortReason.MESSAGE))
+    return _lost(text, hint, protocol=reason in _BROKEN)
 
 
 def stalled_error(seconds: float) -> RdmaTimeoutError:

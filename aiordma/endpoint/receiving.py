@@ -50,6 +50,7 @@ from aiordma.endpoint.config import (
     ConnectionConfig,
 )
 from aiordma.endpoint.link import Link, memory_log
+from aiordma.endpoint.outcome import unserved_error
 from aiordma.errors import MessageTooLargeError
 from aiordma.loop.empty import EMPTY
 from aiordma.loop.wait_line import WaitLine
@@ -418,16 +419,38 @@ class Receiver:
             self._retry_lingering()
         state = self._state
         first = state.peek()
+        if first is not None and first[3]:
+            self._require_requests()
         message: Message | None = None
         if first is not None and first[0] is None:
             message = self._take_large()
         elif first is not None and (message := self._take_small()) is not None:
             self._taken(len(message))
-        state.python = bool(self._over or self._lingering or self._waiters.places)
+        state.python = self._looks_closer
         if message is None:
             self._none(is_last=first is None)
             self._want()
         return message
+
+    @property
+    def _looks_closer(self) -> bool:
+        """Whether Python is to look at the next message, too."""
+        if self._state.requested and self.exchange is None:
+            return True
+        return bool(self._over or self._lingering or self._waiters.places)
+
+    def _require_requests(self) -> None:
+        """Raise unless the program takes requests: the next message is the first of them.
+
+        Raises:
+            ConnectionLostError, ResourceClosedError: It receives messages; the connection ends.
+        """
+        if self.exchange is not None:
+            return
+        error: BaseException = unserved_error()
+        if self._failure is None:
+            self._link.fail(error)
+        raise error if self._failure is None else self._failure()
 
     def _taken(self, size: int) -> None:
         """Count a message, and resume the tasks for those behind it."""
@@ -561,13 +584,15 @@ class Receiver:
             self._retry_lingering()
         state = self._state
         first = state.peek()
+        if first is not None and first[3]:
+            self._require_requests()
         large = self.large[0] if first is not None and first[0] is None and self.large else None
         size = state.take_into(view) if large is None else large.length
         if size is not None and size > len(view):
             raise _too_large(size, len(view))
         if large is None and size is not None:
             self._taken(size)
-        state.python = bool(self._over or self._lingering or self._waiters.places)
+        state.python = self._looks_closer
         if large is None and size is not None:
             return size
         if large is not None and self._can_fill(large):

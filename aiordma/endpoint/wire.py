@@ -95,6 +95,7 @@ class AbortReason(IntEnum):
     MEMORY = 3
     DAMAGED = 4
     MESSAGE = 5  # among requests
+    REQUEST = 6  # among messages
 
 
 def protocol_error(text: str) -> ProtocolError:

@@ -5,6 +5,10 @@ state machine, takes three times as long.  The effect is the same: the task is c
 deadline, and the block's CancelledError becomes a TimeoutError, unless the task was canceled by
 another call, too.
 
+But what has arrived counts.  A loop that was busy past the deadline has the event that the block
+waits for, and the timer, in the same turn; and the result may have a few turns to go, through other
+tasks, before it reaches the block.  `asyncio.timeout` would throw it away.
+
 `PatientLimit` is for a wait for a peer: it counts only the time in which this process could have
 read a message of the peer.
 """
@@ -21,6 +25,8 @@ from aiordma.errors import errno_error
 __all__ = ["Limit", "PatientLimit"]
 
 _STEPS = 20
+#: Turns of the loop between the deadline and the cancellation.
+_TURNS = 4
 
 
 class Limit:
@@ -40,7 +46,9 @@ class Limit:
         TimeoutError: At the end of the block, when the time is up; with `what` an RdmaTimeoutError.
     """
 
-    __slots__ = ("_canceling", "_held", "_hint", "_task", "_timer", "_what", "expired", "seconds")
+    __slots__ = (
+        "_canceling", "_held", "_hint", "_task", "_timer", "_turns", "_what", "expired", "seconds",
+    )  # fmt: skip
 
     def __init__(self, seconds: float | None, what: str = "", hint: str = "") -> None:
         self.seconds: float | None = seconds
@@ -48,6 +56,7 @@ class Limit:
         self._hint = hint
         self._timer: asyncio.Handle | None = None
         self._held = 0
+        self._turns = _TURNS
         self.expired: bool = False
 
     def __enter__(self) -> Self:
@@ -66,7 +75,8 @@ class Limit:
         if seconds > 0:
             self._timer = loop.call_later(seconds, self._expire)
         else:
-            self._timer = loop.call_soon(self._expire)  # in the loop's next turn
+            self._turns = 0  # nothing can have arrived since
+            self._timer = loop.call_soon(self._expire)
 
     def hold(self) -> None:
         """Do nothing: all time counts.  See `PatientLimit`."""
@@ -75,8 +85,12 @@ class Limit:
         """Do nothing."""
 
     def _expire(self) -> None:
-        self.expired = True
-        self._task.cancel()
+        if self._turns:
+            self._turns -= 1
+            self._timer = self._task.get_loop().call_soon(self._expire)
+        else:
+            self.expired = True
+            self._task.cancel()
 
     def __exit__(
         self,
@@ -122,7 +136,7 @@ class PatientLimit(Limit):
 
     def _tick(self) -> None:
         self._left -= 1
-        if self._left:
+        if self._left > 0:
             self._arm(self._step)
         else:
             self._expire()

@@ -14,18 +14,24 @@ Theory of operation
 
     A frame that fits into a slot was sent, or was not: a call whose send was canceled then leaves
     nothing behind.  A body of its own may have been sent in part; its frame was, so CANCEL follows.
+
+    Most calls have a deadline, and few reach it.  So the calls that wait for their answers share
+    one timer, and each costs two comparisons.  At a deadline the answers that have arrived count:
+    a loop that was busy has their events before the timer's, and the tasks are to get them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable, Coroutine
-from typing import Any, overload
+import math
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar, overload
 
 from aiordma._core import Message
 from aiordma.arguments import bytes_of, seconds_left
 from aiordma.errors import ConnectionLostError, ProtocolError, RequestDeadlineError
+from aiordma.loop.limit import Limit
 from aiordma.loop.wait_line import WaitLine
 from aiordma.requests.outbox import Outbox
 from aiordma.requests.place import Place
@@ -57,17 +63,18 @@ UNANSWERED_S = 120.0
 _STEPS = 4
 
 
-#: The answer, and the bytes, of a request without its final frame.
-_Call = tuple[asyncio.Future[Message], int]
+T = TypeVar("T")
+#: The answer and the bytes of a request without its final frame; its deadline and time limit.
+_Call = tuple[asyncio.Future[Message], int, float, float]
 
 
 class Calls:
     """The unanswered requests of one side of a connection."""
 
     __slots__ = (
-        "_abandoned", "_bytes", "_calls", "_carrier", "_failure", "_granted", "_granted_bytes",
-        "_held", "_line", "_loop", "_number", "_outbox", "_places", "_room", "_sender", "_steps",
-        "_timer", "_told",
+        "_abandoned", "_alarm", "_bytes", "_calls", "_carrier", "_due", "_failure", "_granted",
+        "_granted_bytes", "_held", "_line", "_loop", "_number", "_outbox", "_places", "_room",
+        "_sender", "_steps", "_timer", "_told",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, carrier: Carrier, outbox: Outbox) -> None:
@@ -85,6 +92,8 @@ class Calls:
         self._abandoned: set[int] = set()  # calls under way whose tasks have left
         self._steps = 0  # since the last final frame
         self._timer: asyncio.TimerHandle | None = None  # while there are abandoned calls
+        self._due = math.inf  # when the alarm rings: at the first deadline, or before
+        self._alarm: asyncio.Handle | None = None
         self._line: WaitLine[None] = WaitLine()
         self._failure: Callable[[], BaseException] | None = None
 
@@ -106,11 +115,11 @@ class Calls:
         self, buf: Any, timeout: float | None, into: Any = None
     ) -> Coroutine[Any, Any, Message | int]:
         """As `Connection.request`."""
+        if timeout is not None:
+            timeout = seconds_left("timeout", timeout)
         if into is not None:
             return self._request_into(buf, timeout, into)
-        if timeout is None:
-            return self._request(buf, None)
-        return self._request_within(buf, seconds_left("timeout", timeout))
+        return self._request(buf, timeout)
 
     async def _request_into(self, buf: Any, timeout: float | None, into: Any) -> int:
         with bytes_of("into", into, writable=True) as view:
@@ -118,39 +127,22 @@ class Calls:
                 msg = "into is empty: an empty answer needs room for a byte, too"
                 raise ValueError(msg)
             place = Place(self._loop, view)
-            if timeout is None:
-                answer = await self._request(buf, None, place)
-            else:
-                seconds = seconds_left("timeout", timeout)
-                answer = await self._request_within(buf, seconds, place)
-            return await place.take(answer)
-
-    async def _request_within(
-        self, buf: Any, timeout: float, place: Place | None = None
-    ) -> Message:
-        if not timeout:
-            text = "the deadline of the request had passed before: nothing was sent"
-            raise RequestDeadlineError(errno.ETIMEDOUT, text)
-        deadline = self._loop.time() + timeout
-        scope = asyncio.timeout_at(deadline)
-        try:
-            async with scope:
-                return await self._request(buf, deadline, place)
-        except TimeoutError:
-            if not scope.expired():
-                raise
-            text = f"no answer to the request within {timeout:.3g} s"
-            if not self._told:
-                text += ", and the peer has not said that it takes requests: does it serve them?"
-            raise RequestDeadlineError(errno.ETIMEDOUT, text) from None
+            return await place.take(await self._request(buf, timeout, place))
 
     async def _request(
-        self, buf: Any, deadline: float | None, place: Place | None = None
+        self, buf: Any, timeout: float | None, place: Place | None = None
     ) -> Message:
         carrier = self._carrier
         buf, size = body_of("a request", buf, self._room)
         if size > self._room:
             carrier._require_size(size)
+        if timeout is None:
+            timeout = deadline = math.inf
+        elif timeout:
+            deadline = self._loop.time() + timeout
+        else:
+            text = "the deadline of the request had passed before: nothing was sent"
+            raise RequestDeadlineError(errno.ETIMEDOUT, text)
         held = self._held
         if (
             held < self._granted
@@ -162,29 +154,36 @@ class Calls:
             self._held = held + 1
             self._bytes += size
         else:
-            await self._stand_in_line(size)
+            await self._until(deadline, timeout, self._stand_in_line(size))
         number = (self._number + 1) % ANSWER_BODY
         while number in self._calls:
             number = (number + 1) % ANSWER_BODY
         self._number = number
         answer: asyncio.Future[Message] = self._loop.create_future()
-        call = self._calls[number] = (answer, size)
+        call = self._calls[number] = (answer, size, deadline, timeout)
         if place is not None:
             self._places[number] = place
         begun = whole = False
         try:
-            left = 0 if deadline is None else microseconds(deadline - self._loop.time())
+            left = 0 if deadline == math.inf else microseconds(deadline - self._loop.time())
             if size <= self._room:
                 request = pack(REQUEST_HEAD, number, left) + buf
                 if self._sender(request, None):
-                    await carrier._send_frame(request, None)
+                    await self._until(deadline, timeout, carrier._send_frame(request, None))
                 begun = whole = True
             else:
-                await carrier._send_frame(frame(Kind.REQUEST, number, left, BODY_FOLLOWS), None)
+                head = frame(Kind.REQUEST, number, left, BODY_FOLLOWS)
+                await self._until(deadline, timeout, carrier._send_frame(head, None))
                 begun = whole = True  # of the body each byte may have arrived, whatever follows
-                await carrier._send_frame(buf, number)
-            return await (answer if place is None else place.answered(answer))
+                await self._until(deadline, timeout, carrier._send_frame(buf, number))
+            if place is not None:
+                return await self._until(deadline, timeout, place.answered(answer))
+            if deadline < self._due:
+                self._ring_at(deadline)
+            return await answer
         except BaseException as exc:
+            if isinstance(exc, RequestDeadlineError) and _is_here(answer):
+                return answer.result()
             self._abandon(number, call, begun)
             if isinstance(exc, ConnectionLostError):
                 exc.request_sent = whole
@@ -195,6 +194,50 @@ class Calls:
                 if self._places.get(number) is place:
                     del self._places[number]
             del answer, call  # its exception has this frame: a cycle
+
+    # Deadlines
+
+    async def _until(self, deadline: float, timeout: float, step: Awaitable[T]) -> T:
+        """Await a step of a call, but for the wait for the answer alone."""
+        limit = Limit(None if deadline == math.inf else deadline - self._loop.time())
+        try:
+            with limit:
+                return await step
+        except TimeoutError:
+            if not limit.expired:
+                raise
+            raise self._late(timeout) from None
+
+    def _ring_at(self, deadline: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._due = deadline
+        self._alarm = self._loop.call_at(deadline, self._on_alarm)
+
+    def _on_alarm(self) -> None:
+        # Not at once, as `Limit`: of a loop that was late, the reader may be next.
+        self._alarm = self._loop.call_soon(self._expire)
+
+    def _expire(self) -> None:
+        """End the waits whose deadlines have passed."""
+        self._alarm, self._due = None, math.inf
+        now, due = self._loop.time(), math.inf
+        for answer, _, deadline, timeout in self._calls.values():
+            if deadline > now:
+                due = min(due, deadline)
+            elif not answer.done():
+                answer.set_exception(self._late(timeout))
+        if due < math.inf:
+            # A look costs some 100 ns for each call: at most a tenth of the time.
+            self._ring_at(max(due, now + 1e-6 * len(self._calls)))
+
+    def _late(self, timeout: float) -> RequestDeadlineError:
+        text = f"no answer to the request within {timeout:.3g} s"
+        if not self._told:
+            text += ", and the peer has not said that it takes requests: does it serve them?"
+        return RequestDeadlineError(errno.ETIMEDOUT, text)
+
+    # The grant
 
     async def _stand_in_line(self, size: int) -> None:
         """Wait until the peer's grant has room, and take it."""
@@ -240,7 +283,7 @@ class Calls:
 
     def _abandon(self, number: int, call: _Call, begun: bool) -> None:
         """The task of a call leaves with an exception."""
-        answer, size = call
+        answer, size, _, _ = call
         if answer.done():
             if not answer.cancelled():
                 answer.exception()  # asyncio would log it as never retrieved
@@ -297,10 +340,11 @@ class Calls:
         call = self._calls.pop(number, None)
         if call is None:
             msg = f"an answer to request {number}, which waits for none"
-            raise ViolationError(msg)
+            # Without any request before it, it is a message of the program, with its immediate.
+            raise ViolationError(msg, foreign=not self._number)
         if self._abandoned:
             self._owed(number)
-        answer, size = call
+        answer, size, _, _ = call
         if answer.done():
             message.release()
         else:
@@ -316,7 +360,7 @@ class Calls:
         if call is not None:
             if self._abandoned:
                 self._owed(number)
-            answer, size = call
+            answer, size, _, _ = call
             if not answer.done():
                 answer.set_exception(error_of(code, words))
             self._leave(size)
@@ -328,8 +372,20 @@ class Calls:
         """The connection is over: all calls raise the exception that `failure` makes."""
         self._failure = failure
         self._stop_timer()
+        if self._alarm is not None:
+            self._alarm.cancel()
         self._line.fail(failure)
         calls, self._calls = self._calls, {}
-        for answer, _ in calls.values():
+        for answer, *_ in calls.values():
             if not answer.done():
                 answer.set_exception(failure())
+
+
+def _is_here(answer: asyncio.Future[Message]) -> bool:
+    """Whether an answer has arrived, and is a message."""
+    return answer.done() and not answer.cancelled() and answer.exception() is None
+
+
+# The name that a warning has of a coroutine that was never awaited.
+for _call in (Calls._request, Calls._request_into):
+    _call.__qualname__ = "Connection.request"

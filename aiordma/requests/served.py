@@ -2,10 +2,14 @@
 
 Theory of operation
     `_numbers` has each request that this side has not answered; the peer can count them, too, and
-    a peer that has more under way than it was ever granted breaks the rules.  `_held` and
-    `_held_bytes` count the requests that wait for the program, or that the program has: a canceled
-    request is answered at once, but counts here until the program is done with it.  Beyond these
-    limits, and where the budget of the listener is used up, a request is refused.
+    a peer that has more under way than it was ever granted breaks the rules.
+
+    The program has no more requests at a time than the grant says, and the others wait in
+    `_queue`.  A request counts until the program is done with it: one that was canceled, although
+    the peer has been told of its end; and one whose answer is being sent, although the peer may
+    have the whole answer.  In both cases a peer that keeps to the grant asks anew, and its request
+    waits for its turn.  So this side holds up to twice the grant, and refuses only what no such
+    peer sends: bytes in the queue beyond all grants, or beyond the budget of the listener.
 
     An answer that was given up, because its task was canceled or the peer took nothing for too
     long, has left these counts, and an ERROR follows it.  A peer that takes nothing at all, and
@@ -18,14 +22,15 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
+import errno
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiordma._core import Message
 from aiordma.arguments import check_kind
-from aiordma.errors import RequestError
+from aiordma.errors import RequestError, ResourceClosedError
 from aiordma.loop.running import check_loop, from_finalizer
 from aiordma.loop.wait_line import WaitLine
 from aiordma.requests.budget import FREE_BYTES, Share
@@ -48,6 +53,10 @@ from aiordma.requests.wire import (
     frame,
     pack,
 )
+
+if TYPE_CHECKING:
+    from aiordma.cm.address import Address
+    from aiordma.endpoint.connection import Connection
 
 __all__ = ["Request", "Requests", "Served"]
 
@@ -77,6 +86,25 @@ class Request:
         self._answered = self._canceled = False
         self._waiter: asyncio.Future[None] | None = None
         self._on_cancel: Callable[[], object] | None = None
+
+    @property
+    def connection(self) -> Connection:
+        """The connection by which it came.
+
+        Raises:
+            ResourceClosedError: It is over, and nobody has it any more.
+        """
+        connection: Connection | None = self._served.carrier._connection()
+        if connection is None:
+            text = "the connection of the request is gone"
+            raise ResourceClosedError(errno.ECONNABORTED, text)
+        return connection
+
+    @property
+    def peername(self) -> Address | None:
+        """Address and port of the peer, as `Connection.get_extra_info` has it; None if unknown."""
+        connection: Connection | None = self._served.carrier._connection()
+        return None if connection is None else connection.get_extra_info("peername")
 
     @property
     def remaining(self) -> float | None:
@@ -148,6 +176,8 @@ class Request:
         served._held_bytes -= self._size
         if served._held_bytes < served._narrow_below:
             served._narrow()
+        if served._queue and served._line.places:
+            served._line.grant(None)
         return True
 
     def fail(self, exc: BaseException) -> None:
@@ -212,7 +242,9 @@ class Request:
 
     def __repr__(self) -> str:
         state = "canceled" if self._canceled else "answered" if self._answered else "open"
-        return f"<Request {self._number} {state}, {self._size} bytes>"
+        peer = self.peername
+        whose = f" of {peer[0]} port {peer[1]}" if peer else ""
+        return f"<Request {self._number}{whose} {state}, {self._size} bytes>"
 
 
 def _words_of(exc: BaseException) -> tuple[str, str]:
@@ -250,9 +282,9 @@ class Served:
     """
 
     __slots__ = (
-        "_asked", "_ended", "_given_up", "_hard_limit", "_held", "_held_bytes", "_limit",
-        "_limit_bytes", "_line", "_may_hold", "_narrow_below", "_numbers", "_outbox", "_queue",
-        "_share", "_untold", "carrier", "loop", "room", "sender",
+        "_asked", "_ended", "_given_up", "_hard_bytes", "_hard_limit", "_held", "_held_bytes",
+        "_limit", "_limit_bytes", "_line", "_may_hold", "_narrow_below", "_numbers", "_outbox",
+        "_queue", "_queued_bytes", "_share", "_untold", "carrier", "loop", "room", "sender",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, carrier: Carrier, outbox: Outbox) -> None:
@@ -262,12 +294,13 @@ class Served:
         self.room: int = carrier._frame_room - HEADER_SIZE
         self._outbox = outbox
         self._limit, self._limit_bytes = INITIAL_REQUESTS, INITIAL_BYTES
-        self._hard_limit = INITIAL_REQUESTS
+        self._hard_limit, self._hard_bytes = INITIAL_REQUESTS, INITIAL_BYTES  # the largest grants
         self._asked = self._untold = False  # the first request has come; the grant has changed
         self._numbers: dict[int, _Entry] = {}
         self._given_up = 0  # answers that were given up, and whose ERROR waits for room
-        self._queue: dict[Request, None] = {}
-        self._held = self._held_bytes = 0
+        self._queue: dict[Request, None] = {}  # requests that wait for the program
+        self._queued_bytes = 0
+        self._held = self._held_bytes = 0  # of the queue and of the program
         self._share: Share | None = carrier._request_share
         self._see_share()
         self._line: WaitLine[None] = WaitLine()
@@ -282,9 +315,11 @@ class Served:
         if (count, size) != (self._limit, self._limit_bytes):
             self._limit, self._limit_bytes = count, size
             self._hard_limit = max(self._hard_limit, count)
+            self._hard_bytes = max(self._hard_bytes, size)
             self._untold = True
             if self._asked or count < INITIAL_REQUESTS or size < INITIAL_BYTES:
                 self._tell_grant()
+            self._line.grant(None)
 
     def _tell_grant(self) -> None:
         self._untold = False
@@ -318,15 +353,14 @@ class Served:
         coming = self._numbers.get(number)
         if not isinstance(coming, _Coming):
             msg = f"the body of request {number}, which waits for none"
-            raise ViolationError(msg)
+            # Without any request before it, it is a message of the program, with its immediate.
+            raise ViolationError(msg, foreign=not self._asked)
         self._admit(number, coming.deadline, message)
 
     def _admit(self, number: int, deadline: float | None, body: Message) -> None:
         size = len(body)
-        if self._ended is not None or self._held >= self._limit:
-            text = f"{self._held} requests wait, or are being served"
-        elif self._held and self._held_bytes + size > self._limit_bytes:
-            text = f"{self._held_bytes} bytes of requests wait, or are being served"
+        if self._queue and self._queued_bytes + size > self._hard_bytes:
+            text = f"{self._queued_bytes} bytes of requests wait"
         elif (held := self._held_bytes + size) > self._may_hold and not self._widen(held):
             text = "the requests of all clients, or of those of this machine, take all the memory"
         else:
@@ -335,6 +369,7 @@ class Served:
             request = Request(self, number, deadline, body)
             self._numbers[number] = request
             self._queue[request] = None
+            self._queued_bytes += size
             if self._line.places:
                 self._line.grant(None)
             return
@@ -358,6 +393,7 @@ class Served:
     def _drop(self, request: Request) -> None:
         """End a request that the program has not got."""
         del self._queue[request]
+        self._queued_bytes -= request._size
         request._answered = request._canceled = True
         self.done(request._size)
 
@@ -371,17 +407,25 @@ class Served:
             ConnectionLostError: It broke.
         """
         while (request := self.take_now()) is None:
-            if self._ended is not None:
+            if self._ended is not None and not self._queue:
                 raise self._ended() or StopAsyncIteration
             await self._line.wait()
+        if self._queue and self._line.places:
+            self._line.grant(None)  # there may be room for another, too
         return request
 
     def take_now(self) -> Request | None:
-        """The next request that is here and not too late, if there is one."""
+        """The next request that is here and not too late, if there is one, and room for it."""
         while self._queue:
             request = next(iter(self._queue))
             if request.deadline is None or request.deadline > self.loop.time():
+                size = request._size
+                taken = self._held - len(self._queue)
+                held = self._held_bytes - self._queued_bytes + size
+                if taken and (taken >= self._limit or held > self._limit_bytes):
+                    return None
                 del self._queue[request]
+                self._queued_bytes -= size
                 self._numbers[request._number] = weakref.ref(request)
                 return request
             self._drop(request)
@@ -429,6 +473,8 @@ class Served:
         self._held_bytes -= size
         if self._held_bytes < self._narrow_below:
             self._narrow()
+        if self._queue and self._line.places:
+            self._line.grant(None)
 
     def _widen(self, held: int) -> bool:
         """Make room for so many bytes; return whether there is."""

@@ -121,6 +121,9 @@ Frame = tuple[int, int, int, int]
 class Carrier(Protocol):
     """A connection, as its requests see it."""
 
+    def _connection(self) -> Any:
+        """The connection, as the program has it; None if it is gone."""
+
     def _send_frame(self, data: Any, imm: int | None) -> Any:
         """Send a message, in turn; awaited.  A frame that fits into a slot is sent, or not."""
 

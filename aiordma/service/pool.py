@@ -28,6 +28,7 @@ import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import Any, Self, overload
 
 from aiordma._core import Message
@@ -38,6 +39,7 @@ from aiordma.endpoint.connect import connect
 from aiordma.endpoint.connection import Connection
 from aiordma.errors import ConnectionLostError, PoolTimeoutError, ResourceClosedError
 from aiordma.loop import fork
+from aiordma.loop.limit import Limit
 from aiordma.loop.running import check_loop, from_finalizer
 from aiordma.memory.shared import Memory
 
@@ -105,13 +107,15 @@ class _Member:
     """A connection of the pool."""
 
     __slots__ = (
-        "broken", "connection", "due", "idle_since", "lent", "noted", "opened_at", "users",
+        "broken", "connection", "counted", "due", "idle_since", "lent", "noted", "opened_at",
+        "users",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, now: float, lifetime: float | None) -> None:
         self.connection = connection
         self.opened_at = now
         self.noted = False  # by `_note_end`
+        self.counted = False  # as lost
         # Not all at the same time, if they were opened together.
         self.due = None if lifetime is None else now + lifetime * random.uniform(0.9, 1.0)
         self.idle_since = now
@@ -177,7 +181,7 @@ class _Core:
         self._line.append(place)
         try:
             self._fill()
-            async with asyncio.timeout(timeout):
+            with Limit(timeout):
                 return await future
         except TimeoutError:
             self._leave_line(place)
@@ -283,6 +287,7 @@ class _Core:
         for member in self._members:
             if member.broken or member.connection.is_closing():
                 self._note_end(member)
+                self._count_lost(member)  # before another connection can be there in its place
         there = len(self._live()) + self._opening
         wanted = min(self.settings.max_size, max(self._wanted, len(self._live()) + more))
         for _ in range(wanted - there):
@@ -365,10 +370,16 @@ class _Core:
         if member in self._members:  # it broke: after `_retire` it is not there any more
             self._members.remove(member)
             if not self.closing:
-                self.counts.lost += 1
-                self._to_replace += 1
+                self._count_lost(member)
                 self._note_end(member)
                 self._let_in()
+
+    def _count_lost(self, member: _Member) -> None:
+        """Count a connection that broke.  Idempotent."""
+        if not member.counted:
+            member.counted = True
+            self.counts.lost += 1
+            self._to_replace += 1
 
     def _retire(self, member: _Member) -> None:
         self._members.remove(member)
@@ -428,7 +439,7 @@ class _Core:
         """Let users finish, then close all connections."""
         self.refuse()
         try:
-            async with asyncio.timeout(timeout):
+            with Limit(timeout):
                 while any(member.users for member in self._live()):
                     self._changed.clear()
                     await self._changed.wait()
@@ -555,7 +566,7 @@ class Pool:
         core = self._opened()
         seconds = self._seconds(timeout)
         try:
-            async with asyncio.timeout(seconds):
+            with Limit(seconds):
                 await core.filled()
         except TimeoutError:
             text = f"the pool has opened {core.stats().size} of {self._settings.min_size} "
@@ -613,7 +624,7 @@ class Pool:
         if check is None:
             return True
         try:
-            async with asyncio.timeout_at(end):
+            with Limit(end - core.loop.time()):
                 await check(member.connection)
         except Exception as exc:
             _log.info("%r failed the check of the pool: %r", member.connection, exc)
@@ -628,21 +639,26 @@ class Pool:
         self,
         buf: Any,
         *,
-        timeout: float | None = None,
+        timeout: float | EllipsisType | None = ...,
         idempotent: bool = False,
         into: None = None,
     ) -> Message: ...
 
     @overload
     async def request(
-        self, buf: Any, *, timeout: float | None = None, idempotent: bool = False, into: Buffer
+        self,
+        buf: Any,
+        *,
+        timeout: float | EllipsisType | None = ...,
+        idempotent: bool = False,
+        into: Buffer,
     ) -> int: ...
 
     async def request(
         self,
         buf: Any,
         *,
-        timeout: float | None = None,
+        timeout: float | EllipsisType | None = ...,
         idempotent: bool = False,
         into: Any = None,
     ) -> Message | int:
@@ -654,8 +670,9 @@ class Pool:
         Args:
             buf: As of `Connection.request`.
             timeout: Seconds for all of it, the waits for connections included, 0 or less for a
-                deadline that has passed; None: the pool's for each wait for a connection, and no
-                limit for the answer.
+                deadline that has passed.  By default the pool's `timeout` for each wait for a
+                connection, and `ConnectionConfig.request_timeout_s` for the answer; None: the
+                former, and no limit for the answer.
             idempotent: Whether the server may get the request twice.
             into: Memory for the answer, as of `Connection.request`.
 
@@ -671,7 +688,9 @@ class Pool:
         Cancellation: the connection tells the server.
         """
         core = self._opened()
-        end = None if timeout is None else core.loop.time() + seconds_left("timeout", timeout)
+        end = None
+        if timeout is not None and timeout is not ...:
+            end = core.loop.time() + seconds_left("timeout", timeout)
         if type(buf) is not bytes:
             with bytes_of("a request", buf):
                 pass  # a wrong argument needs no connection to be told
@@ -685,7 +704,7 @@ class Pool:
             tries += 1
             broken = False
             try:
-                left = None if end is None else end - core.loop.time()
+                left = timeout if end is None else end - core.loop.time()
                 answer: Message | int = await member.connection.request(
                     buf, timeout=left, into=into
                 )

@@ -13,22 +13,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from types import CoroutineType
 from typing import Any, Self, TypeVar
 
+from aiordma._core import Message
 from aiordma.arguments import check_awaitable, check_seconds
 from aiordma.cm.address import Address
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connect import Opening
 from aiordma.endpoint.connection import Connection
-from aiordma.endpoint.listener import Listener, listen
+from aiordma.endpoint.listener import Listener, opener
 from aiordma.errors import ConnectionEndedError, RdmaError, ResourceClosedError
 from aiordma.link.limits import ListenerLimits
 from aiordma.link.log_share import LogShare
-from aiordma.logs import log_of
+from aiordma.logs import FOR_ALL, log_of
 from aiordma.loop.running import check_loop, check_thread
 from aiordma.memory.shared import Memory
 
@@ -36,6 +38,8 @@ __all__ = ["Handler", "Server", "serve"]
 
 _log = log_of("listener")
 _BACKLOG = 256
+#: Seconds in which handlers that only wait for a message end: nobody is told of them.
+_QUIET_S = 0.25
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 Handler = Callable[[Connection], Awaitable[object]]
@@ -72,7 +76,8 @@ def serve(
 
     Args:
         handler: A function that is called with each `Connection`, in a task of its own, and
-            awaited.  The connection is closed when it returns.  After an exception it is aborted;
+            awaited.  The connection is closed when it returns; a result is dropped, and bytes are
+            logged as a mistake.  After an exception it is aborted;
             the exception is logged, unless the connection was lost before, up to 20 times in 10
             seconds for a source, and does no harm to the server and to other connections.
         host: As of `listen`.
@@ -97,7 +102,7 @@ def serve(
         msg = f"the handler has to be a function that takes a Connection, not {handler!r}"
         raise TypeError(msg)
     check_seconds("grace_s", grace_s, zero=True, none=False)
-    opening = listen(
+    listen = opener(
         host,
         port,
         backlog=backlog,
@@ -108,7 +113,7 @@ def serve(
     )
 
     async def open_() -> Server:
-        return Server(await opening, handler, grace_s, signals)
+        return Server(await listen(), handler, grace_s, signals)
 
     return Opening(open_(), "serve")
 
@@ -135,6 +140,7 @@ class Server:
         self._tracebacks = LogShare("errors of handlers")
         self._asked = asyncio.Event()  # to stop, by a signal or by close()
         self._signals = signals
+        self._heeds = False  # signals, at present
         self._until_stopped = contextlib.ExitStack()
         if signals:
             self._until_stopped.enter_context(self._heeding())
@@ -173,7 +179,7 @@ class Server:
         try:
             async with connection:
                 try:
-                    await started(self._handler, connection)
+                    result = await started(self._handler, connection)
                 except ConnectionEndedError:
                     pass  # as where `async for` has ended
                 except RdmaError as exc:
@@ -181,9 +187,22 @@ class Server:
                     if not (stopped or connection.is_closing()):
                         raise
                     _log.info("%r: %s", connection, exc)
+                else:
+                    self._look_at(result, connection)
         except Exception:
             if self._tracebacks.may_log(connection.get_extra_info("peername")):
                 _log.exception("the handler of %r has raised", connection)
+
+    def _look_at(self, result: object, connection: Connection) -> None:
+        """Tell of a handler that means its result to be an answer."""
+        if isinstance(result, (bytes, bytearray, memoryview, str, Message)) and (
+            self._tracebacks.may_log(connection.get_extra_info("peername"))
+        ):
+            _log.error(
+                "the handler of %r has returned a %s, which is sent to nobody: send it by "
+                "`connection.send()`, or serve requests, whose results are answers",
+                connection, type(result).__name__,
+            )  # fmt: skip
 
     def _ended(self, accepting: asyncio.Task[None]) -> None:
         self._asked.set()
@@ -216,6 +235,7 @@ class Server:
     @contextlib.contextmanager
     def _heeding(self) -> Iterator[None]:
         heeded: list[tuple[signal.Signals, Any]] = []
+        self._heeds = True
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 before = signal.getsignal(number)
@@ -224,6 +244,7 @@ class Server:
         try:
             yield
         finally:
+            self._heeds = False
             for number, before in heeded:
                 self._loop.remove_signal_handler(number)
                 if before is not None:
@@ -295,8 +316,18 @@ class Server:
         await asyncio.wait([self._accepting])
         for connection in self._connections.values():
             connection._stop_receiving()
+        began = self._loop.time()
         if self._connections:
-            await asyncio.wait(self._connections, timeout=self.grace_s)
+            await asyncio.wait(self._connections, timeout=min(self.grace_s, _QUIET_S))
+        left_s = self.grace_s - (self._loop.time() - began)
+        if self._connections and left_s > 0:
+            count = len(self._connections)
+            text = "the server stops, and waits up to %.3g s for the handlers of %d connection%s"
+            if self._heeds:
+                text += "; a second Ctrl-C cancels them at once"
+            plural = "s" * (count > 1)
+            _log.tell(logging.WARNING, text, left_s, count, plural, extra=FOR_ALL)
+            await asyncio.wait(self._connections, timeout=left_s)
         for task in self._connections:
             task.cancel()
         if self._connections:

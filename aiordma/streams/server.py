@@ -21,7 +21,7 @@ import ssl as ssl_module
 import sys
 import warnings
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Self
 
 from aiordma.arguments import check_kind, whole
@@ -584,6 +584,23 @@ async def create_server(
     return server
 
 
+async def _closing(handling: Coroutine[Any, Any, None], writer: asyncio.StreamWriter) -> None:
+    """Close the stream if the callback raises: asyncio does so from Python 3.12 on."""
+    try:
+        await handling
+    except asyncio.CancelledError:
+        writer.close()
+        raise
+    except Exception as exc:
+        context = {
+            "message": "Unhandled exception in client_connected_cb",
+            "exception": exc,
+            "transport": writer.transport,
+        }
+        asyncio.get_running_loop().call_exception_handler(context)
+        writer.close()
+
+
 async def start_server(
     client_connected_cb: Callable[[RdmaStreamReader, RdmaStreamWriter], Awaitable[None] | None],
     host: str | Sequence[str] | None = None,
@@ -596,7 +613,8 @@ async def start_server(
 
     Args:
         client_connected_cb: Called with a reader and a writer for each connection; a coroutine
-            function becomes a task.
+            function becomes a task.  If it raises, the loop's exception handler is told, and the
+            stream is closed: as asyncio does from Python 3.12 on.
         host: Local name or address, or several; None for all.
         port: Its port; 0 or None lets the kernel choose.
         limit: Bytes that a reader keeps before the peer has to wait; see `asyncio.StreamReader`.
@@ -612,7 +630,10 @@ async def start_server(
         # asyncio makes the writer itself; this writer has the same attributes and one method more.
         writer.__class__ = RdmaStreamWriter
         fork.guard_public(writer)
-        return client_connected_cb(reader, writer)
+        handling = client_connected_cb(reader, writer)
+        if sys.version_info < (3, 12) and asyncio.iscoroutine(handling):
+            return _closing(handling, writer)
+        return handling
 
     def factory() -> asyncio.StreamReaderProtocol:
         reader = RdmaStreamReader(limit=limit, loop=loop)

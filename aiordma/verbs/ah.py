@@ -7,7 +7,6 @@ then hold anything, which makes the two hard to distinguish.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import ipaddress
 import socket
@@ -19,6 +18,7 @@ from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_minus_one, check_pointer
 from aiordma.arguments import check_kind
 from aiordma.errors import ConnectTimeoutError, os_error
+from aiordma.loop.limit import Limit
 from aiordma.loop.workers import call_blocking
 from aiordma.verbs.context import Context, copy_of
 from aiordma.verbs.enums import GIDType
@@ -327,12 +327,12 @@ class AddressHandle(Resource):
 
         Cancellation: the resources are destroyed.
         """
-        limit = asyncio.timeout(timeout)
+        limit = Limit(timeout)
         try:
-            async with limit:
+            with limit:
                 return await call_blocking(lambda: cls(pd, attr), undo=cls.close)
         except TimeoutError as exc:
-            if not limit.expired():
+            if not limit.expired:
                 raise
             msg = f"no answer from the neighbor within {timeout} s"
             raise ConnectTimeoutError(errno.ETIMEDOUT, msg) from exc

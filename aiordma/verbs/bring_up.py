@@ -27,6 +27,7 @@ from typing import ClassVar, Self
 from aiordma.arguments import check_kind, check_seconds, fitting, whole
 from aiordma.errors import ConnectTimeoutError, ProtocolError, os_error
 from aiordma.interfaces import eui_64, has_address
+from aiordma.loop.limit import Limit
 from aiordma.loop.workers import call_blocking, connecting
 from aiordma.verbs.ah import AHAttributes
 from aiordma.verbs.context import Context, GidEntry
@@ -317,12 +318,12 @@ class BringUp:
         qp = self.qp
         qp._refuse_while_moving()
         move = qp._moving = _Move(to_receive)
-        limit = asyncio.timeout(timeout)
+        limit = Limit(timeout)
         try:
-            async with limit:
+            with limit:
                 await call_blocking(lambda: move.make(qp), undo=lambda _: None, pool=connecting)
         except TimeoutError as exc:
-            if isinstance(exc, ConnectTimeoutError) or not limit.expired():
+            if isinstance(exc, ConnectTimeoutError) or not limit.expired:
                 raise
             msg = f"no answer from the neighbor of queue pair {qp.num} within {timeout} s"
             raise ConnectTimeoutError(errno.ETIMEDOUT, msg) from exc
@@ -365,9 +366,9 @@ class BringUp:
             if not callable(getattr(stream, call, None)):
                 msg = f"{name} has to be one of asyncio's streams, not a {type(stream).__name__}"
                 raise TypeError(msg)
-        limit = asyncio.timeout(timeout)
+        limit = Limit(timeout)
         try:
-            async with limit:
+            with limit:
                 writer.write(bytes(self.address))
                 await writer.drain()
                 peer = QPAddress.from_bytes(await reader.readexactly(QPAddress.SIZE))
@@ -376,7 +377,7 @@ class BringUp:
                 await writer.drain()
                 word = await reader.readexactly(len(_READY))
         except TimeoutError as exc:
-            if isinstance(exc, ConnectTimeoutError) or not limit.expired():
+            if isinstance(exc, ConnectTimeoutError) or not limit.expired:
                 raise
             msg = f"the peer of queue pair {self.qp.num} has not connected within {timeout} s"
             raise ConnectTimeoutError(errno.ETIMEDOUT, msg) from exc

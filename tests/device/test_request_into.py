@@ -25,7 +25,7 @@ from tests.device.oracle import until
 from tests.device.request_server import answer_to, handler, question
 from tests.device.stepping import every_step, run_canceled
 from tests.device.test_recv_into import note_reads
-from tests.inside.endpoint import fetches_of, hold_reads, link_of
+from tests.inside.endpoint import fetches_of, hold_reads, link_of, take_frames_as_messages
 from tests.inside.requests import exchange_of, held_by
 from tests.inside.verbs import note_regions
 
@@ -205,6 +205,7 @@ async def test_the_answer_of_a_call_that_has_left_is_not_read(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server answers although the call was canceled, as it does if the two cross."""
+    take_frames_as_messages(monkeypatch)
 
     async def serve(connection: aiordma.Connection) -> None:
         async for message in connection:
@@ -387,8 +388,9 @@ async def ask_on(client: aiordma.Connection) -> None:
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_a_server_that_lies(address: str, lie: str) -> None:
+async def test_a_server_that_lies(address: str, lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends its connection, and the memory of the program is not written to afterwards."""
+    take_frames_as_messages(monkeypatch)
     body = bytes(3 * MIB)
 
     async def serve(connection: aiordma.Connection) -> None:

@@ -11,6 +11,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 import weakref
 from collections import Counter
 from functools import partial
@@ -37,6 +38,7 @@ from tests.device.oracle import collect, until
 from tests.device.request_server import answer_to, handler, question
 from tests.device.stepping import every_step, run_canceled
 from tests.device.test_examples import first_line
+from tests.inside.endpoint import take_frames_as_messages
 from tests.inside.link import lengthen_log_periods
 from tests.inside.requests import exchange_of, held_by, held_of
 
@@ -129,24 +131,117 @@ async def test_a_request_that_is_canceled_before_its_first_step(
     gc.collect()
 
 
-async def test_a_message_to_a_server_of_requests(address: str) -> None:
+@pytest.mark.parametrize("imm", [None, 7, 1 << 31])
+@pytest.mark.parametrize("size", [9, 300_000])
+async def test_a_message_to_a_server_of_requests(address: str, size: int, imm: int | None) -> None:
     async with (
         aiordma.serve_requests(echo, address, 0) as server,
         aiordma.connect(address, server.port) as client,
         asyncio.timeout(LIMIT_S),
     ):
-        await client.send(b"a message")
+        await client.send(bytes(size), imm)
         with pytest.raises(aiordma.ProtocolError, match="it takes requests there") as caught:
             await client.recv()
         assert "request()" in caught.value.hint
 
 
-async def test_a_request_to_a_peer_that_receives_messages(pair: Pair) -> None:
+@pytest.mark.parametrize("size", [0, 10, 100_000])
+@pytest.mark.parametrize("how", ["recv", "recv_into", "async for", "two tasks"])
+async def test_a_request_to_a_server_of_messages(address: str, how: str, size: int) -> None:
+    """`serve` in place of `serve_requests`: both sides are told."""
+    told: list[BaseException] = []
+    got: list[bytes] = []
+
+    async def receive(connection: aiordma.Connection) -> None:
+        try:
+            if how == "recv_into":
+                memory = bytearray(1 << 20)
+                while True:
+                    got.append(bytes(memory[: await connection.recv_into(memory)]))
+            elif how == "async for":
+                messages = aiter(connection)
+                while True:
+                    got.append(bytes(await anext(messages)))
+            else:
+                while True:
+                    got.append(bytes(await connection.recv()))
+        except aiordma.ConnectionLostError as exc:
+            told.append(exc)
+            raise
+
+    async def serve(connection: aiordma.Connection) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(2 if how == "two tasks" else 1):
+                group.create_task(receive(connection))
+
+    async with (
+        aiordma.serve(serve, address, 0) as server,
+        aiordma.connect(address, server.port) as client,
+        asyncio.timeout(LIMIT_S),
+    ):
+        await client.send(b"before")
+        with pytest.raises(aiordma.ProtocolError, match="receives messages there") as caught:
+            await client.request(bytes(size))
+        assert "serve_requests" in caught.value.hint
+        await until(lambda: not server.connections, LIMIT_S)
+    assert {str(exc) for exc in told} == {str(told[0])}
+    assert "the peer uses requests" in str(told[0])
+    assert got == [b"before"]
+
+
+async def test_a_request_that_waits_for_requests(pair: Pair) -> None:
+    """The program takes the last message, and then requests: the request waited behind it."""
     client, server = pair
-    asking = asyncio.create_task(client.request(b"?", timeout=0.5))
-    (await server.recv()).release()
-    with pytest.raises(aiordma.RequestDeadlineError, match="does it serve them"):
-        await asking
+    await client.send(b"a login")
+    asking = asyncio.create_task(client.request(b"?", timeout=LIMIT_S))
+    await until(lambda: held_by(exchange_of(client).calls)[0] == 1, LIMIT_S)
+    await client.flush()
+    assert await server.recv() == b"a login"
+    request = await anext(server.requests())
+    await request.reply(b"!")
+    assert await asking == b"!"
+
+
+async def test_the_default_deadline_of_a_request(address: str) -> None:
+    config = ConnectionConfig(request_timeout_s=0.2)
+    async with paired(address, config) as (client, server), asyncio.timeout(LIMIT_S):
+        requests = server.requests()
+        asking = asyncio.create_task(client.request(b"?"))
+        request = await anext(requests)
+        assert request.deadline is not None
+        await request.wait_canceled()
+        with pytest.raises(aiordma.RequestDeadlineError, match=r"within 0\.2 s"):
+            await asking
+        await request.reply()
+        asking = asyncio.create_task(client.request(b"?", timeout=None))
+        other = await anext(requests)
+        assert other.deadline is None
+        await other.reply(b"!")
+        assert await asking == b"!"
+
+
+def hold_up(seconds: float) -> None:
+    """As a program that computes in its loop."""
+    time.sleep(seconds)
+
+
+@pytest.mark.parametrize("into", [False, True])
+async def test_an_answer_that_is_here_at_its_deadline(address: str, *, into: bool) -> None:
+    """The loop was busy past it."""
+
+    async def serve(request: aiordma.Request) -> None:
+        await request.reply(b"late")
+        hold_up(0.3)
+
+    async with (
+        aiordma.serve_requests(serve, address, 0) as server,
+        aiordma.connect(address, server.port) as client,
+    ):
+        memory = bytearray(4) if into else None
+        for _ in range(5):
+            answer: Any = await client.request(b"?", timeout=0.2, into=memory)
+            assert answer == (4 if into else b"late")
+        await is_idle(client)
 
 
 async def test_the_words_of_an_error(pair: Pair) -> None:
@@ -248,6 +343,37 @@ async def test_g05_bad_arguments_take_nothing(address: str) -> None:
                         f"serve_requests({name})", partial(serve_with, address, name), wrong
                     )
         assert pool.stats.available == 1
+
+
+async def test_a_handler_knows_who_asks(address: str, caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[aiordma.Request] = []
+
+    async def serve(request: aiordma.Request) -> bytes:
+        seen.append(request)
+        await request.reply(b"one")
+        return b"two"  # which is logged
+
+    async with (
+        aiordma.serve_requests(serve, address, 0) as server,
+        aiordma.connect(address, server.port) as client,
+        asyncio.timeout(LIMIT_S),
+    ):
+        assert await client.request(b"?") == b"one"
+        (request,) = seen
+        (connection,) = server.connections
+        assert request.connection is connection
+        assert request.peername == connection.get_extra_info("peername")
+        host, port = client.get_extra_info("sockname")
+        assert request.peername == (host, port)
+        whose = f"of {host} port {port}"
+        assert whose in repr(request)
+        await until(lambda: "returned another answer" in caplog.text, LIMIT_S)
+        (line,) = [each.message for each in caplog.records if each.levelno >= logging.ERROR]
+        assert whose in line
+        caplog.clear()
+        del connection
+    await until(lambda: not server.connections, LIMIT_S)
+    seen.clear()
 
 
 async def test_errors_deadlines_and_cancellation(
@@ -425,7 +551,11 @@ async def be_rude(connection: aiordma.Connection, frames: list[tuple[bytes, int 
 
 
 @pytest.mark.parametrize("rude", RUDE)
-async def test_a_rude_peer_ends_its_connection_and_no_other(address: str, rude: str) -> None:
+async def test_a_rude_peer_ends_its_connection_and_no_other(
+    address: str, rude: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_frames_as_messages(monkeypatch)
+
     async def serve(request: aiordma.Request) -> aiordma.Message:
         if not request.body:
             await asyncio.Event().wait()
@@ -444,8 +574,41 @@ async def test_a_rude_peer_ends_its_connection_and_no_other(address: str, rude: 
         await until(lambda: len(server.connections) == 1, LIMIT_S)
 
 
-async def test_a_flood_within_the_rules_is_refused(address: str) -> None:
-    """A peer that ignores the grant, and reads its refusals."""
+async def test_a_flood_within_the_rules_is_refused(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer that ignores the grant of bytes, and reads its refusals."""
+    take_frames_as_messages(monkeypatch)
+    begun = 0
+    mib = bytes(1 << 20)
+
+    async def serve(request: aiordma.Request) -> None:
+        nonlocal begun
+        begun += 1
+        await asyncio.Event().wait()
+
+    async with (
+        aiordma.serve_requests(serve, address, 0, limit_bytes=1) as server,
+        aiordma.connect(address, server.port) as bad,
+        asyncio.timeout(LIMIT_S),
+    ):
+        assert bytes(await bad.recv())[2] == Kind.GRANT
+        kinds: Counter[int] = Counter()
+        for number in range(40):
+            await bad.send(frame(Kind.REQUEST, number, flags=BODY_FOLLOWS))
+            await bad.send(mib, imm=number)
+            if number > 4:  # the program has one, and 4 MiB wait: the grant before the grant
+                with await bad.recv() as answer:
+                    kinds[bytes(answer)[2]] += 1
+        assert kinds == {Kind.ERROR: 35}
+        assert begun == 1
+
+
+async def test_a_flood_has_no_more_handlers_than_the_grant(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer that ignores the smaller grant: its requests wait, up to what it had before."""
+    take_frames_as_messages(monkeypatch)
     begun = 0
 
     async def serve(request: aiordma.Request) -> None:
@@ -459,12 +622,13 @@ async def test_a_flood_within_the_rules_is_refused(address: str) -> None:
         asyncio.timeout(LIMIT_S),
     ):
         assert bytes(await bad.recv())[2] == Kind.GRANT
-        kinds: Counter[int] = Counter()
-        for number in range(500):
+        for number in range(16):
             await bad.send(frame(Kind.REQUEST, number))
-            if number >= 8:
-                kinds[bytes(await bad.recv())[2]] += 1
-        assert kinds == {Kind.ERROR: 492}
+        (connection,) = server.connections
+        served = exchange_of(connection).served
+        await until(lambda: held_of(served)[:2] == (16, 8) and begun == 8, LIMIT_S)
+        with pytest.raises(aiordma.ProtocolError):
+            await be_rude(bad, [(frame(Kind.REQUEST, 16), None)])
         assert begun == 8
 
 
@@ -539,7 +703,11 @@ async def test_a_source_has_no_more_tracebacks_logged_than_its_share(
     caplog.clear()
 
 
-async def test_a_server_that_answers_wrongly_ends_the_connection(address: str) -> None:
+async def test_a_server_that_answers_wrongly_ends_the_connection(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_frames_as_messages(monkeypatch)
+
     async def wrong(connection: aiordma.Connection) -> None:
         async for message in connection:
             number = int.from_bytes(message[4:8], "big")
@@ -559,6 +727,7 @@ async def test_a_pool_leaves_a_connection_whose_server_answers_nothing(
 ) -> None:
     """The server lives, and reads; its grant is used up by requests that timed out."""
     monkeypatch.setattr(calls, "UNANSWERED_S", 0.2)
+    take_frames_as_messages(monkeypatch)
     connections = 0
 
     async def serve(connection: aiordma.Connection) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import subprocess
@@ -384,3 +385,119 @@ async def test_signals_are_heeded_until_the_server_has_stopped(address: str) -> 
         await forever
     after = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     assert after == before
+
+
+#: A program of a user, without logging: its handler waits for ever.
+WAITING = """
+import asyncio, sys, aiordma
+
+async def handle(_):
+    print("waits", flush=True)
+    await asyncio.Event().wait()
+
+async def main():
+    serve = getattr(aiordma, sys.argv[1])
+    async with serve(handle, sys.argv[2], 0, signals=True) as server:
+        print(server.port, flush=True)
+        await server.serve_forever()
+
+if sys.argv[3] == "uvloop":
+    import uvloop
+    uvloop.run(main())
+else:
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("call", ["serve", "serve_requests"])
+async def test_ctrl_c_while_a_handler_waits(address: str, call: str, loop: str) -> None:
+    """The first tells at once what is waited for, without a log; the second ends it."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-W", "error", "-c", WAITING, call, address, loop,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(2 * LIMIT_S):
+            port = int(await process.stdout.readline())
+            async with aiordma.connect(address, port) as client:
+                asking = asyncio.ensure_future(
+                    client.request(b"?") if call == "serve_requests" else client.recv()
+                )
+                assert await process.stdout.readline() == b"waits\n"
+                process.send_signal(signal.SIGINT)
+                began = time.monotonic()
+                line = (await process.stderr.readline()).decode()
+                assert "waits up to 9." in line
+                assert "s for the handlers of 1 connection; a" in line
+                assert "second Ctrl-C" in line
+                process.send_signal(signal.SIGINT)
+                assert await process.wait() == 0
+                assert time.monotonic() - began < 9, "it has waited for grace_s"
+                with pytest.raises(aiordma.RdmaError):
+                    await asking
+                assert await process.stderr.read() == b""
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_handlers_that_end_at_once_are_not_told_of(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        aiordma.serve(echo, address, 0) as server,
+        aiordma.connect(address, server.port) as client,
+    ):
+        assert await ask(client) == b"?"
+        await server.stop()
+    assert "the server stops" not in caplog.text
+
+
+@pytest.mark.parametrize("result", [b"an answer", "text", None, 5])
+async def test_a_result_that_is_meant_as_an_answer_is_logged(
+    address: str, result: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handler(connection: aiordma.Connection) -> object:
+        (await connection.recv()).release()
+        return result
+
+    async with (
+        aiordma.serve(handler, address, 0) as server,
+        aiordma.connect(address, server.port) as client,
+    ):
+        await client.send(b"?")
+        with pytest.raises(aiordma.ConnectionEndedError):
+            await client.recv()
+    errors = [record.message for record in caplog.records if record.levelno >= logging.ERROR]
+    if result in {None, 5}:
+        assert not errors
+    else:
+        (error,) = errors
+        assert f"has returned a {type(result).__name__}, which is sent to nobody" in error
+
+
+def test_a_call_that_is_not_awaited_warns_once_and_by_its_name(
+    address: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    async def main() -> None:
+        aiordma.serve(echo, address, 0)
+        aiordma.serve_requests(echo, address, 0)  # type: ignore[arg-type]
+        aiordma.listen(address, 0)
+        aiordma.connect(address, 1)
+        server = await aiordma.serve(echo, address, 0)
+        client = await aiordma.connect(address, server.port)
+        client.request(b"?")  # type: ignore[unused-coroutine]
+        client.request(b"?", timeout=1)  # type: ignore[unused-coroutine]
+        client.request(b"?", into=bytearray(1))  # type: ignore[unused-coroutine]
+        await client.close()
+        await server.stop()
+        gc.collect()
+
+    asyncio.run(main())
+    names = [str(each.message).split("'")[1] for each in recwarn]
+    assert names == ["serve", "serve", "listen", "connect", *["Connection.request"] * 3]

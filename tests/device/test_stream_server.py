@@ -387,3 +387,28 @@ async def test_h01_a_listener_that_a_task_waits_for_goes_on(address: str) -> Non
         await client.send(b"still there")
         await until(lambda: bool(seen))
     assert seen == [b"still there"]
+
+
+async def test_a_callback_that_raises_ends_the_stream(address: str) -> None:
+    """On Python 3.11, too, where asyncio's own server leaves the client waiting."""
+    told: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(context))
+
+    async def fail(reader: Any, writer: Any) -> None:
+        writer.write(b"before")
+        await reader.readexactly(1)
+        raise ZeroDivisionError("of the program")
+
+    async with await aiordma.start_server(fail, address, 0) as server, asyncio.timeout(60):
+        reader, writer = await aiordma.open_connection(address, server.port)
+        writer.write(b"?")
+        assert await reader.read() == b"before"
+        writer.close()
+        await writer.wait_closed()
+        await until(lambda: bool(told))
+    loop.set_exception_handler(None)
+    (context,) = told
+    assert context["message"] == "Unhandled exception in client_connected_cb"
+    assert isinstance(context["exception"], ZeroDivisionError)
+    told.clear()

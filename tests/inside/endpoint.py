@@ -342,3 +342,8 @@ def receive_in_python(connection: Connection, go_on: Callable[[], Awaitable[obje
 def left_is(patch: pytest.MonkeyPatch, function: Callable[[], object]) -> None:
     """Have C call `function` when a task has left its wait for a message by an exception."""
     patch.setattr(Connection, "_left", lambda _: function())
+
+
+def take_frames_as_messages(patch: pytest.MonkeyPatch) -> None:
+    """Have `recv` return the frames of requests, for a test that answers them by hand."""
+    patch.setattr(Receiver, "_require_requests", lambda self: None)

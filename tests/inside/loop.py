@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiordma.loop import slots, workers
 from aiordma.loop.job import Job
+from aiordma.loop.limit import PatientLimit
 from aiordma.loop.workers import WorkerPool
 
 if TYPE_CHECKING:
@@ -51,3 +52,8 @@ def default_pool() -> WorkerPool:
 def unfinished(pool: WorkerPool) -> int:
     """How many of its calls have not returned."""
     return pool._unfinished
+
+
+def is_ticking(limit: PatientLimit) -> bool:
+    """Whether steps of its time are left."""
+    return limit._left > 0

@@ -98,19 +98,24 @@ def test_nothing_is_formatted_while_the_level_is_off(log: Log) -> None:
 
 _PROGRAM = """
 import logging, sys
-from aiordma.logs import log_of
+from aiordma.logs import FOR_ALL, log_of
 if sys.argv[1] == "own":
     logging.basicConfig(format="own %(message)s")
 if sys.argv[1] == "child":
     logging.getLogger("aiordma.part").addHandler(logging.NullHandler())
 log = log_of("part")
 log.debug("debug"); log.info("info"); log.warning("warning"); log.error("error")
+log.tell(logging.WARNING, "for all", extra=FOR_ALL)
 """
 
 
 @pytest.mark.parametrize(
     ("kind", "printed"),
-    [("none", "error\n"), ("own", "own warning\nown error\n"), ("child", "")],
+    [
+        ("none", "error\nfor all\n"),
+        ("own", "own warning\nown error\nown for all\n"),
+        ("child", ""),
+    ],
 )
 def test_what_is_printed(kind: str, printed: str) -> None:
     run = subprocess.run(

@@ -14,6 +14,7 @@ CREDIT, DATA, RENDEZVOUS, DONE, PING, PONG, END, ABORT = range(8)
 BARE = -DATA  # DATA whose header is the immediate
 WRITTEN = -20  # the same, written into a landing
 HAS_IMM, MORE, FREE, CREDIT_FRAMES = 1, 2, 4, 2
+REQUESTS = 0x80  # of DATA: the first frame of requests
 LANDING_SHIFT = 3
 SINGLE = (PONG, PING, CREDIT, END, ABORT)  # the order in which they go
 
@@ -37,6 +38,8 @@ class Model:
         self.out: list[tuple[Any, ...]] = []
         self.violation: str | None = None
         self.said: set[int] = set()  # by the peer
+        self.requests: set[int] = set()  # slots of messages from which on requests come
+        self.requesting = False  # the next message is the first of these
         # Messages: whether large, slot, body and bytes of the header of each fragment, immediate
         # of the first.  The header of a message in landing n has -n bytes.
         self.arrived: deque[tuple[bool, list[tuple[int, bytes, int]], int | None]] = deque()
@@ -139,7 +142,7 @@ class Model:
         self.flush()
 
     def send(self, body: bytes, imm: int | None) -> bool:
-        if imm is None and 0 < len(body) <= self.bare:
+        if imm is None and 0 < len(body) <= self.bare and not self.requesting:
             return self._send([body], imm, BARE)
         if (
             imm is None
@@ -160,6 +163,7 @@ class Model:
             return False
         self.credits, self.slots = self.credits - len(bodies), self.slots - len(bodies)
         left, flags = sum(map(len, bodies)), HAS_IMM * (imm is not None)
+        flags, self.requesting = flags | REQUESTS * self.requesting, False
         for index, part in enumerate(bodies):
             more = MORE * (index < len(bodies) - 1)
             if kind == WRITTEN:
@@ -189,6 +193,7 @@ class Model:
     ) -> None:
         """A frame, or bytes whose header is the immediate `word`, in a slot or in a landing."""
         self.posted -= 1
+        self.requests.discard(slot)
         if self.violation is not None:
             return
         if word is not None:
@@ -220,6 +225,8 @@ class Model:
         self.credits += int.from_bytes(data[2:4], "big")
         imm = int.from_bytes(data[4:8], "big") if flags & HAS_IMM else None
         argument = int.from_bytes(data[8:16], "big")
+        if kind == DATA and flags & REQUESTS:
+            self.requests.add(slot)
         if kind in {DATA, RENDEZVOUS}:
             self._data(slot, kind, flags, imm, argument, body, 16)
             return

@@ -36,6 +36,7 @@ from .message_model import (
     PING,
     PONG,
     RENDEZVOUS,
+    REQUESTS,
     WRITTEN,
     Model,
 )
@@ -196,6 +197,7 @@ class Case:
             argument = model.missing or rng.choice((0, 1, 20, 48, min(rng.randrange(400), most)))
             body = rng.randbytes(min(argument, EAGER))
             flags |= MORE * (argument > EAGER)
+            flags |= REQUESTS * (rng.random() < 0.1)
         if kind == RENDEZVOUS:
             body = rng.randbytes(20)
         imm = rng.getrandbits(32)
@@ -275,6 +277,8 @@ class Case:
     def send(self) -> None:
         body = self.rng.randbytes(self.rng.randrange(self.rng.choice((40, 40, 300))))
         imm = self.rng.choice((None, 0, 77))
+        if self.rng.random() < 0.1:
+            self.c.requesting = self.model.requesting = True
         assert self.c.send_buffer(body, imm) == (0 if self.model.send(body, imm) else -1)
 
     def take(self) -> None:
@@ -295,7 +299,8 @@ class Case:
             return
         large, parts, imm = model.arrived.popleft()
         slot, body, head = parts[0]
-        assert c.peek() == (None if large else slot, 0 if large else len(body), imm)
+        begins = slot in model.requests
+        assert c.peek() == (None if large else slot, 0 if large else len(body), imm, begins)
         if (len(parts) > 1 or head < 0) and self.rng.random() < 0.9:
             self.join(parts, imm)
             return

@@ -192,7 +192,7 @@ def test_a_raw_message_is_taken_with_its_immediate() -> None:
     one = One(raw=True)
     assert one.take(arrival(3, 17, imm=0x01020304))
     assert one.state.arrived == 1
-    assert one.state.peek() == (3, 17, 0x01020304)
+    assert one.state.peek() == (3, 17, 0x01020304, False)
     one.state.skip()
     assert one.state.arrived == 0
     assert one.state.peek() is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from aiordma.loop.limit import Limit
+from aiordma.loop.limit import Limit, PatientLimit
+from tests.inside.loop import is_ticking
 
 from ..conftest import Run, settle
 
@@ -149,5 +151,50 @@ def test_it_is_for_a_task(run: Run) -> None:
         asyncio.get_running_loop().call_soon(call)
         await asyncio.sleep(0)
         assert "a time limit is for a task" in str(failed[0])
+
+    run(main())
+
+
+def test_what_has_arrived_is_returned(run: Run) -> None:
+    """The loop was busy past the deadline; the result reaches the block by another task."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        arrives: asyncio.Future[int] = loop.create_future()
+
+        async def passed_on() -> int:
+            return await arrives
+
+        def be_busy() -> None:
+            time.sleep(0.02)
+            loop.call_soon(arrives.set_result, 5)
+
+        loop.call_later(0.009, be_busy)
+        with Limit(0.01) as limit:
+            assert await asyncio.create_task(passed_on()) == 5
+        assert not limit.expired
+        with pytest.raises(TimeoutError), Limit(0.01):
+            await loop.create_future()
+
+    run(main())
+
+
+def test_a_patient_limit_that_is_held_in_its_last_turns_ends_all_the_same(run: Run) -> None:
+    async def main() -> None:
+        limit = PatientLimit(0.01)
+
+        def meddle() -> None:
+            if is_ticking(limit):
+                asyncio.get_running_loop().call_soon(meddle)
+            else:
+                limit.hold()
+                limit.go_on()
+
+        meddle_soon = asyncio.get_running_loop().call_later(0.005, meddle)
+        async with asyncio.timeout(10):
+            with pytest.raises(TimeoutError), limit:
+                await for_ever()
+        assert limit.expired
+        meddle_soon.cancel()
 
     run(main())

@@ -42,6 +42,9 @@ class End:
 
     # What the exchange asks for
 
+    def _connection(self) -> None:
+        return None
+
     def _send_frame(self, data: Any, imm: int | None) -> Any:
         return self._send(data, imm)
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import math
 import random
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,7 +19,6 @@ from aiordma import (
     Request,
     RequestDeadlineError,
     RequestError,
-    RequestOverloadedError,
     RequestUnknownError,
     ResourceClosedError,
 )
@@ -29,6 +29,7 @@ from aiordma.requests.wire import (
     BODY_FOLLOWS,
     GIVEN_UP,
     HEADER_SIZE,
+    INITIAL_BYTES,
     INITIAL_REQUESTS,
     ErrorCode,
     Kind,
@@ -44,6 +45,11 @@ from .pipe import LARGEST, ROOM, End, joined, lone, part
 NOTHING = (0, 0, 0)
 LARGE = bytes(range(256)) * 8
 SIZES = [0, 1, ROOM - HEADER_SIZE, ROOM - HEADER_SIZE + 1, ROOM, len(LARGE)]
+
+
+def hold_up(seconds: float) -> None:
+    """As a program that computes in its loop."""
+    time.sleep(seconds)
 
 
 async def echo(requests: Requests) -> None:
@@ -212,6 +218,75 @@ def test_an_expired_request_is_not_served(run: Run) -> None:
         await request.reply()
         assert held_of(server.exchange.served) == (0, *NOTHING)
         await part(server)
+
+    run(main())
+
+
+@pytest.mark.parametrize("into", [False, True])
+@pytest.mark.parametrize("size", [1, len(LARGE)])
+def test_an_answer_that_is_here_is_returned(run: Run, size: int, *, into: bool) -> None:
+    """The loop was busy past the deadline: the answer and the timer come in the same turn."""
+
+    async def main() -> None:
+        client = await lone()
+        memory = bytearray(4) if into else None
+        asking = asyncio.ensure_future(client.exchange.calls.request(LARGE[:size], 0.05, memory))
+        await settle()
+        number = client.sent[0][0][7]
+        hold_up(0.06)
+        client.arrive(frame(Kind.ANSWER, number) + b"late")
+        answer = await asking
+        assert answer == (4 if into else b"late")
+        assert memory is None or memory == b"late"
+        assert held_by(client.exchange.calls) == NOTHING
+        assert len(client.sent) == 1 + (size > ROOM), "a CANCEL"
+        await part(client)
+
+    run(main())
+
+
+def test_many_deadlines_share_a_timer(run: Run) -> None:
+    """Each call ends at its own, in whatever order they were made."""
+
+    async def main() -> None:
+        client = await lone()
+        client.exchange.calls.on_grant(100, 1000)
+        ended: list[float] = []
+
+        async def ask(timeout: float | None) -> None:
+            with pytest.raises(RequestDeadlineError, match=f"within {timeout} s"):
+                await client.request(b"?", timeout)
+            assert timeout is not None
+            ended.append(timeout)
+
+        limits = [0.3, 0.1, 60.0, 0.2, 0.1, 0.4, None]
+        tasks = [asyncio.create_task(ask(limit)) for limit in limits]
+        began = client.loop.time()
+        await asyncio.wait(tasks[:2] + tasks[3:6])
+        assert ended == [0.1, 0.1, 0.2, 0.3, 0.4]
+        assert 0.4 <= client.loop.time() - began < 10
+        for task in (tasks[2], tasks[6]):
+            assert not task.done()
+            task.cancel()
+        await asyncio.wait(tasks)
+        await part(client)
+
+    run(main())
+
+
+def test_a_deadline_in_the_line_of_the_grant(run: Run) -> None:
+    async def main() -> None:
+        client, server = await joined()
+        requests = server.requests(limit=1)
+        await settle()
+        first = asyncio.create_task(client.request(b"1"))
+        request = await anext(requests)
+        with pytest.raises(RequestDeadlineError, match="within"):
+            await client.request(b"2", 0.05)
+        await request.reply()
+        assert await first == b""
+        assert held_by(client.exchange.calls) == NOTHING
+        await part(client, server)
 
     run(main())
 
@@ -437,8 +512,8 @@ def test_no_more_than_the_grant_are_under_way(run: Run) -> None:
     run(main())
 
 
-def test_a_lowered_limit_refuses(run: Run) -> None:
-    """Requests that were sent before the smaller grant was there."""
+def test_requests_beyond_a_lowered_grant_wait(run: Run) -> None:
+    """They were sent before the smaller grant was there."""
 
     async def main() -> None:
         client, server = await joined()
@@ -450,12 +525,52 @@ def test_a_lowered_limit_refuses(run: Run) -> None:
             server.arrive(data, imm)
         client.peer = server
         await settle()
-        for _ in range(2):
-            await (await anext(requests)).reply()
-        results = await asyncio.gather(*asking, return_exceptions=True)
-        kinds = [type(result) for result in results]
-        assert kinds == [bytes] * 2 + [RequestOverloadedError] * 6
+        taken = [await anext(requests) for _ in range(2)]
+        third = asyncio.create_task(anext(requests))
+        for _ in range(6):
+            await settle()
+            assert not third.done(), "the program has more than the limit"
+            await taken.pop(0).reply()
+            taken.append(await third)
+            third = asyncio.create_task(anext(requests))
+        for request in taken:
+            await request.reply()
+        assert await asyncio.gather(*asking) == [b""] * 8
+        await settle()
+        assert held_of(server.exchange.served) == (0, *NOTHING)
         await part(client, server)
+        with pytest.raises(StopAsyncIteration):
+            await third
+
+    run(main())
+
+
+@pytest.mark.parametrize("limit", [{"limit": 1}, {"limit_bytes": 1}])
+def test_a_client_that_has_its_answer_may_ask_anew(run: Run, limit: dict[str, int]) -> None:
+    """A large answer is there before the server's own send has returned."""
+
+    async def main() -> None:
+        client, server = await joined()
+
+        async def answer(request: Request) -> None:
+            await request.reply(LARGE)
+
+        requests = server.requests(**limit)
+        tasks: set[asyncio.Task[None]] = set()
+
+        async def serve_all() -> None:
+            async for request in requests:
+                tasks.add(asyncio.create_task(answer(request)))
+
+        serving = asyncio.create_task(serve_all())
+        await settle()
+        for _ in range(20):
+            assert await client.request(b"??") == LARGE
+        await asyncio.gather(*(client.request(b"??") for _ in range(20)))
+        await asyncio.wait(tasks)
+        assert held_of(server.exchange.served) == (0, *NOTHING)
+        await part(client, server)
+        await serving
 
     run(main())
 
@@ -473,14 +588,66 @@ def test_a_canceled_request_that_the_program_keeps_counts(run: Run) -> None:
             kept.append(await anext(requests))
             asking.cancel()
             await settle()
-        with pytest.raises(RequestOverloadedError, match="3 requests"):
-            await client.request(b"?")
+        asking = asyncio.create_task(client.request(b"?"))
+        taking = asyncio.create_task(anext(requests))
+        await settle()
+        assert not taking.done()
+        assert held_of(server.exchange.served) == (1, 1, 4, 4)
         kept.clear()
         gc.collect()
-        asking = asyncio.create_task(client.request(b"?"))
-        await (await anext(requests)).reply(b"!")
+        await (await taking).reply(b"!")
         assert await asking == b"!"
         await part(client, server)
+
+    run(main())
+
+
+def test_several_tasks_take_what_there_is_room_for(run: Run) -> None:
+    """One request of many bytes is done: there is room for several small ones."""
+
+    async def main() -> None:
+        client, server = await joined()
+        requests = server.requests(limit_bytes=100)
+        await settle()
+        large = asyncio.create_task(client.request(bytes(100)))
+        first = await anext(requests)
+        client.exchange.calls.on_grant(16, 1000)  # a client that does not keep to it
+        small = [asyncio.create_task(client.request(bytes(10))) for _ in range(4)]
+        takers = [asyncio.create_task(anext(requests)) for _ in range(4)]
+        await settle()
+        assert not any(taker.done() for taker in takers)
+        await first.reply()
+        async with asyncio.timeout(10):
+            for taker in takers:
+                await (await taker).reply()
+        await asyncio.gather(large, *small)
+        await part(client, server)
+
+    run(main())
+
+
+def test_bytes_beyond_all_grants_are_refused(run: Run) -> None:
+    async def main() -> None:
+        end = await lone()
+        requests = end.requests(limit_bytes=INITIAL_BYTES)
+        half = bytes(INITIAL_BYTES // 2)
+        for number in range(6):
+            end.arrive(frame(Kind.REQUEST, number) + half)
+        await settle()
+        # Two wait; the program has none of them yet.
+        assert held_of(end.exchange.served) == (2, 2, 2, INITIAL_BYTES)
+        refusals = [data for data, _ in end.sent if data[2] == Kind.ERROR]
+        assert [(data[7], data[15]) for data in refusals] == [
+            (number, ErrorCode.OVERLOADED) for number in range(2, 6)
+        ]
+        taken = [await anext(requests) for _ in range(2)]
+        for number in range(6, 12):  # and two more, while the program has as many
+            end.arrive(frame(Kind.REQUEST, number) + half)
+        await settle()
+        assert held_of(end.exchange.served) == (4, 2, 4, 2 * INITIAL_BYTES)
+        for request in taken:
+            await request.reply()
+        await part(end)
 
     run(main())
 
@@ -548,8 +715,9 @@ def test_a_flood_that_takes_no_refusals_ends(run: Run) -> None:
         end = await lone()
         end.requests(limit=1, limit_bytes=1)
         end.credits = 0
+        large = bytes(INITIAL_BYTES)
         for number in range(INITIAL_REQUESTS):
-            end.arrive(frame(Kind.REQUEST, number))
+            end.arrive(frame(Kind.REQUEST, number) + large)
         await settle()
         assert end.cause is None
         assert held_of(end.exchange.served)[:2] == (INITIAL_REQUESTS, 1)

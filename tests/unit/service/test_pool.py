@@ -51,6 +51,7 @@ class Fake:
 
     async def wait_closed(self) -> None:
         await asyncio.shield(self._over)
+        await self._server.ended.wait()
 
     async def request(self, buf: bytes, *, timeout: float | None = None, into: Any = None) -> bytes:
         assert into is None
@@ -77,6 +78,7 @@ class Server:
         breaks: Requests that break their connection: whether they were sent.
         ends_late: Whether a broken connection is not closed at once.
         answering: Whether requests are answered.
+        ended: Whether connections that are over have ended.
     """
 
     def __init__(self) -> None:
@@ -87,6 +89,8 @@ class Server:
         self.ends_late = False
         self.answering = asyncio.Event()
         self.answering.set()
+        self.ended = asyncio.Event()
+        self.ended.set()
 
     async def connect(
         self, host: str, port: int, *, config: ConnectionConfig | None, memory: None = None
@@ -463,6 +467,26 @@ def test_after_an_exception_a_lent_connection_is_dropped(run: Run, new_server: S
             with pytest.raises(ZeroDivisionError):
                 await ask_and_raise(pool)
             assert not server.made[1].is_closing()
+        await nothing_left(server)
+
+    run(main())
+
+
+def test_a_connection_that_takes_long_to_end_is_counted_once(run: Run, new_server: Serve) -> None:
+    """Another is there in its place before its end is complete."""
+
+    async def main() -> None:
+        server = new_server()
+        async with new_pool(max_size=1) as pool:
+            await pool.wait()
+            for number in range(1, 4):
+                server.ended.clear()
+                server.made[-1].abort()
+                assert await pool.request(b"?", timeout=LIMIT_S) == b"?"
+                server.ended.set()
+                await settle()
+                stats = pool.stats
+                assert (stats.lost, stats.reconnects) == (number, number)
         await nothing_left(server)
 
     run(main())
