@@ -653,12 +653,18 @@ class Connection:
     async def flush(self) -> None:
         """Wait until every message sent so far has reached the peer's adapter.
 
+        Messages that have reached it count, although the connection has ended since.
+
         Raises:
-            ConnectionLostError: It broke first, or the peer closed it.
+            ConnectionLostError: It broke, or the peer closed it, before all of them had, as far as
+                this side's adapter was told.
+            ResourceClosedError: This side has closed it.
 
         Cancellation: ends the wait.
         """
         self._check_loop()
+        if isinstance(self._outcome.cause, ResourceClosedError):
+            raise self._outcome.failure()
         await self._sender.flush()
 
     async def send_eof(self) -> None:
@@ -666,11 +672,13 @@ class Connection:
 
         The peer's `recv` raises ConnectionEndedError, and its `async for` ends, behind the messages
         of this side; it can go on to send.  `close` ends the connection.  Returns when everything
-        has reached the peer's adapter, and the peer has read the large messages.  Idempotent.
+        has reached the peer's adapter, and the peer has read the large messages; the peer may have
+        ended the connection since.  Idempotent.
 
         Raises:
             NotSupportedError: The connection is raw, and has no end of messages.
-            ConnectionLostError, ResourceClosedError: The connection is over.
+            ConnectionLostError: The connection was over before, or before everything had arrived.
+            ResourceClosedError: This side has closed it.
 
         A later `send` raises ResourceClosedError, and so does a `send` that waits in another task.
 
@@ -681,8 +689,10 @@ class Connection:
         if self.config.raw:
             text = "a raw connection has no end of messages: close it"
             raise NotSupportedError(errno.EOPNOTSUPP, text)
-        self._outcome.require_open()
-        self._refuse_sends(eof_error)
+        if self._outcome.closing or not self._goodbye.said:
+            self._outcome.require_open()
+        if self._outcome.cause is None:
+            self._refuse_sends(eof_error)
         await self._goodbye.say_end(self._drained)
 
     def _refuse_sends(self, failure: Callable[[], BaseException]) -> None:
@@ -1080,10 +1090,9 @@ class Connection:
             self._events.publish(event)
         if event.type in _NO_END:
             return True
-        # Messages that arrived before the disconnection count before it; a sweep alone would have
-        # their events acted on later.
         self._link.completions.sweep()
-        self._on_events(EVENT_FRAMES | EVENT_ROOM | EVENT_SENT | EVENT_FAILED)
+        self._take_first()
+        self._on_events(EVENT_ROOM | EVENT_FAILED)
         self._ending.peer_left()
         if not self._outcome.closing:
             if event.type == EventType.DISCONNECTED and not self.config.raw:
@@ -1100,7 +1109,13 @@ class Connection:
         if self._keepalive is not None:
             self._keepalive.failed()
         self._ending.wake()
+        if not isinstance(failure, ProtocolError):
+            self._take_first()
         self._gone(failure)
+
+    def _take_first(self) -> None:
+        """Act on what came before the end, which a drain or a sweep tells only after failures."""
+        self._on_events(EVENT_FRAMES | EVENT_SENT)
 
     def _gone(self, error: BaseException) -> None:
         """End the connection, which the adapter has lost; after END the peer has closed it."""

@@ -11,6 +11,10 @@ Theory of operation
     Completed sends wake the loop only while a task waits for them: in `flush`, or in line for a
     slot while there are credits.  Credits come with messages, which wake the loop in any case.
 
+    A send that has completed with success has reached the peer's adapter, and the end of the
+    connection takes nothing of that back: so `flush` compares numbers of sends, and asks for the
+    end only if some of them have come back without success, or not at all.
+
     `Goodbye` sends the last messages, and waits until they have arrived.  If the connection is
     closed in good order, the peer reads the large messages that were announced, and END follows the
     last message.  After an abort sent messages, and ABORT behind them, may arrive until the peer
@@ -43,7 +47,7 @@ from aiordma.endpoint.wire import (
     Hello,
     protocol_error,
 )
-from aiordma.errors import MessageTooLargeError, RdmaTimeoutError, ResourceClosedError
+from aiordma.errors import MessageTooLargeError, RdmaTimeoutError
 from aiordma.link.buffers import sum_of
 from aiordma.link.ending import Ending
 from aiordma.logs import log_of
@@ -245,20 +249,29 @@ class Sender:
         """As `flush`, with the frames without data that still wait for a slot."""
         while self._state.has_pending and not (self._state.dead or self._link.closed):
             await self.flush()
+        if self._state.has_pending:  # they will never be sent
+            self.require_open()
         await self.flush()
 
     async def flush(self) -> None:
-        """Wait until all messages sent before this call have reached the peer's adapter."""
-        if (self._state.completed < self._state.sent or self._held) and not self._state.dead:
-            await self._flusher()
-        if self._state.dead and self._failure is not None:
-            raise self._failure()
+        """Wait until all messages sent before this call have reached the peer's adapter.
 
-    def _flusher(self) -> asyncio.Future[None]:
+        Raises:
+            BaseException: The connection is over, and some have not, as far as is known; the
+                function of `fail` makes the exception.
+        """
+        state, number = self._state, self._state.sent
+        if state.completed < number and not state.dead:
+            await self._flusher(number)
+        if state.completed < number:
+            self.require_open()
+
+    def _flusher(self, number: int) -> asyncio.Future[None]:
+        """A future that ends when so many sends have reached the peer's adapter, or never will."""
         flusher: asyncio.Future[None] = self._link.loop.create_future()
         if self._flushers is EMPTY:
             self._flushers = deque()
-        self._flushers.append((self._state.sent, flusher))
+        self._flushers.append((number, flusher))
         self.attend()
         return flusher
 
@@ -267,15 +280,13 @@ class Sender:
 
         None if they have, or never will.  As `flush`, of a connection that is over, too.
         """
-        if self._held or self._state.completed >= self._state.sent:
+        number = self._state.sent - self._state.flushed
+        if self._held or self._state.completed >= number:
             return None
-        return self._flusher()
+        return self._flusher(number)
 
     def hold(self) -> None:
-        """Have sends and flushes wait: the adapter has failed, and the reason is not known yet.
-
-        A flushed message has completed, too, but has not reached the peer.
-        """
+        """Have sends wait: the adapter has failed, and the reason is not known yet."""
         self._held = True
         self._state.drop()
         self.attend()
@@ -305,9 +316,12 @@ class Goodbye:
         outcome: Whether the connection is over.
         sender: Sends END.
         ending: The end that this is a part of.
+
+    Attributes:
+        said: Whether END was sent, or waits for a slot.
     """
 
-    __slots__ = ("_aborted", "_config", "_ending", "_link", "_outcome", "_said", "_sender", "_task")
+    __slots__ = ("_aborted", "_config", "_ending", "_link", "_outcome", "_sender", "_task", "said")
 
     def __init__(
         self,
@@ -323,7 +337,7 @@ class Goodbye:
         self._sender = sender
         self._ending = ending
         self._aborted = False
-        self._said = False  # END
+        self.said: bool = False
         self._task: asyncio.Task[None] | None = None
 
     def abort(self) -> bool:
@@ -373,14 +387,15 @@ class Goodbye:
         """Send END behind all messages, once; returns when everything has arrived.
 
         Raises:
-            ConnectionLostError: The connection is lost.
+            ConnectionLostError: The connection is lost, and not everything has arrived, as far as
+                is known.
 
         Cancellation: END may not be sent yet.
         """
         await drained()
         await self._sender.flush_all()
-        if not (self._said or self._config.raw):
-            self._said = True
+        if not (self.said or self._config.raw):
+            self.said = True
             self._sender.control(FrameKind.END)
             await self._sender.flush_all()
 
@@ -554,19 +569,20 @@ class Exposer:
         self.check_size(size)
         patience = self._config.stall_timeout_s
         try:
-            with Limit(patience):
-                await self._exposed(parts, size, imm, opening)
+            with Limit(patience), self._outcome.explaining():
+                regions = await self._exposed(parts, size, imm, opening)
         except RdmaTimeoutError:
             raise
         except TimeoutError as exc:
             assert patience is not None
             raise stalled_error(patience) from exc
-        except ResourceClosedError:  # an object of the adapter; the connection may be lost
-            if self._outcome.cause is None:
-                raise
-            raise self._outcome.failure() from None
+        # The message has arrived, whatever a deregistration says, or how long it takes.
         self._link.state.messages_sent += 1
         self._link.state.bytes_sent += size
+        if size > INLINE_BYTES:
+            with contextlib.suppress(OSError, MemoryError), Limit(DEREGISTER_S):
+                for region in regions:
+                    await region.wait_closed()
 
     def check_size(self, size: int) -> None:
         """Raise MessageTooLargeError if the peer takes no message of this size."""
@@ -583,7 +599,8 @@ class Exposer:
 
     async def _exposed(
         self, parts: list[memoryview], size: int, imm: int | None, opening: Opening | None
-    ) -> None:
+    ) -> list[Readable]:
+        """Wait until the peer has read a message; the memory that is being deregistered."""
         state = self._link.state
         state.large_waiting += 1  # a later message does not go past it in fragments
         try:
@@ -605,11 +622,7 @@ class Exposer:
             # pair.
             for region in own:
                 region.close()
-        if size > INLINE_BYTES:
-            # The message has arrived; a deregistration that takes long goes on without the caller.
-            with contextlib.suppress(TimeoutError), Limit(DEREGISTER_S):
-                for region in own:
-                    await region.wait_closed()
+        return own
 
     def _plan(self, parts: list[memoryview], size: int) -> list[_Run]:
         """The pieces of a message, as few as the peer can be told."""
