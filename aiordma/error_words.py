@@ -112,6 +112,8 @@ CLASS_HINTS = {
     "(RoCE) open?",
     "PeerGoneError": "the peer's log may tell more, and the log of this side",
     "ConnectionLostError": "the peer's log may tell more, and the log of this side",
+    "PeerSilentError": "is its event loop blocked, as by time.sleep() or a debugger, has its host "
+    "stopped, or is the wire cut?",
     "ConnectionEndedError": "the peer closed in good order; all that it sent was delivered",
     "DeviceRemovedError": "the kernel's log (`dmesg`) tells why the device went",
     "ProtocolError": "do both sides run the same kind of program, and versions of aiordma that "

@@ -27,6 +27,7 @@ from aiordma.errors import (
     ConnectionEndedError,
     ConnectionLostError,
     MessageDamagedError,
+    PeerSilentError,
     ProtocolError,
     RdmaTimeoutError,
     ResourceClosedError,
@@ -123,7 +124,7 @@ def abort_reason(cause: BaseException) -> AbortReason | None:
         return AbortReason.DAMAGED
     if isinstance(cause, MemoryError):
         return AbortReason.MEMORY
-    if isinstance(cause, TimeoutError) and not isinstance(cause, CompletionError):
+    if isinstance(cause, (PeerSilentError, TimeoutError)) and not isinstance(cause, CompletionError):
         return AbortReason.TIMEOUT
     return None
 
