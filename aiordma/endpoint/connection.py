@@ -1147,6 +1147,7 @@ class Connection:
         if self._ends is not None:
             _ = self._known  # while there is a device to ask
         self._over(closed_error())
+        self._sender.settle()
 
     def _over(self, cause: BaseException) -> None:
         """Note the first cause of the end, and have all calls raise it."""
@@ -1162,6 +1163,8 @@ class Connection:
             self._established.set_exception(outcome.failure())
             self._ending.met = False  # the end waits for no answer of this client
         self._sender.fail(outcome.failure)
+        if self._link.failure is not None or isinstance(cause, ResourceClosedError):
+            self._sender.settle()
         if self._own_large is not None:
             self._own_large.fail(outcome.failure)
         self._receiver.fail(outcome.failure)

@@ -13,7 +13,9 @@ Theory of operation
 
     A send that has completed with success has reached the peer's adapter, and the end of the
     connection takes nothing of that back: so `flush` compares numbers of sends, and asks for the
-    end only if some of them have come back without success, or not at all.
+    end only if some of them have come back without success, or not at all.  The peer's
+    disconnection can overtake the completion of a send that the peer has acknowledged before: on
+    Soft-RoCE one of a few hundred did.  So the queue pair gets a moment for it.
 
     `Goodbye` sends the last messages, and waits until they have arrived.  If the connection is
     closed in good order, the peer reads the large messages that were announced, and END follows the
@@ -69,13 +71,16 @@ __all__ = ["Exposer", "Goodbye", "Sender"]
 _log = log_of("connection")
 #: A buffer of fewer bytes among several is copied: to register it would take longer.
 _LEAST_PIECE = 1 << 16
+#: Seconds for completions that the peer's disconnection has overtaken.
+_OVERTAKEN_S = 1.0
 
 
 class Sender:
     """The sending side of one connection."""
 
     __slots__ = (
-        "_config", "_failure", "_flushers", "_held", "_link", "_listening", "_state", "_timer",
+        "_config", "_failure", "_flushers", "_held", "_link", "_listening", "_settled", "_state",
+        "_timer",
     )  # fmt: skip
 
     def __init__(self, link: Link, config: ConnectionConfig) -> None:
@@ -89,6 +94,7 @@ class Sender:
         self._flushers: deque[tuple[int, asyncio.Future[None]]] = EMPTY
         self._failure: Callable[[], BaseException] | None = None
         self._held = False
+        self._settled = False  # no further send is going to complete with success
         self._listening = False
 
     def attend(self) -> None:
@@ -261,7 +267,7 @@ class Sender:
                 function of `fail` makes the exception.
         """
         state, number = self._state, self._state.sent
-        if state.completed < number and not state.dead:
+        if state.completed < number and not self._settled:
             await self._flusher(number)
         if state.completed < number:
             self.require_open()
@@ -289,13 +295,24 @@ class Sender:
         """Have sends wait: the adapter has failed, and the reason is not known yet."""
         self._held = True
         self._state.drop()
+        if self._state.dead:
+            self.settle()
         self.attend()
 
     def fail(self, failure: Callable[[], BaseException]) -> None:
-        """The connection is over: every call raises the exception that `failure` makes."""
+        """The connection is over: sends raise the exception that `failure` makes.
+
+        So do flushes of what has not arrived, from `settle` on.
+        """
         self._state.dead = True
         self._state.drop()
         self.refuse(failure)
+        if self._held:
+            self.settle()
+
+    def settle(self) -> None:
+        """No further send is going to complete with success, or it is not waited for."""
+        self._settled = True
         self._end_flush(self._state.sent)
 
     def refuse(self, failure: Callable[[], BaseException]) -> None:
@@ -355,6 +372,8 @@ class Goodbye:
         """
         if self._outcome.cause is None and not self._ending.left:
             await self._say(drained)
+        elif not self._aborted:
+            await self._arrived(_OVERTAKEN_S)
         over()
         if self._aborted:
             await self.linger()
@@ -408,15 +427,20 @@ class Goodbye:
 
     async def linger(self) -> None:
         """Wait until posted messages have arrived, for a bounded time."""
-        end = now() + self._config.close_timeout_s
-        while not self._ending.left and self._link.can_send:
+        if not await self._arrived(self._config.close_timeout_s, unless=lambda: self._ending.left):
+            _log.info("%s: what was sent has not arrived", self._link.peer_name())
+
+    async def _arrived(self, seconds: float, unless: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until posted messages have arrived, or never will; False after so many seconds."""
+        end = now() + seconds
+        while self._link.can_send and not unless():
             arriving = self._sender.arriving()
             if arriving is None:
-                return
+                break
             arriving.add_done_callback(self._ending.wake)
             if not await self._ending.event(end - now()):
-                _log.info("%s: what was sent has not arrived", self._link.peer_name())
-                return
+                return False
+        return True
 
 
 #: Memory that the peer reads: registered for a message, or a part of a `Memory`.

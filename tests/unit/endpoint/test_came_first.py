@@ -74,6 +74,30 @@ def test_a_flush_that_waits_ends_well(run: Run, end: Callable[[FakeLink], None])
     run(main())
 
 
+@pytest.mark.parametrize("begins", ["before the end", "behind it"])
+def test_a_disconnection_that_overtakes_an_acknowledgement(run: Run, begins: str) -> None:
+    """As on Soft-RoCE: the peer's adapter has the message, and this side's tells of it later."""
+
+    async def main() -> None:
+        wire = await opened()
+        client, link = wire.ends[0], wire.links[0]
+        await client.send(b"message")
+        flushing = asyncio.create_task(client.flush()) if begins == "before the end" else None
+        await settle()
+        disconnect(link)
+        await settle()
+        assert client.is_closing()
+        flushing = flushing or asyncio.create_task(client.flush())
+        await settle()
+        assert not (flushing.done() or link.closed)
+        land_all(wire.links[1])
+        link.acknowledge()
+        await flushing
+        await wire.lose()
+
+    run(main())
+
+
 @ENDS
 def test_a_flush_raises_for_what_has_not_arrived(
     run: Run, end: Callable[[FakeLink], None]

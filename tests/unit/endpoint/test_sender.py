@@ -151,6 +151,7 @@ def test_a_flush_waits_while_the_reason_of_the_end_is_not_known(run: Run) -> Non
         assert side.state.under_way == side.state.receives, "all sends have come back"
         assert not flushing.done(), "it says that the messages have arrived"
         side.sender.fail(lost)
+        side.sender.settle()
         with pytest.raises(ConnectionResetError):
             await flushing
 
@@ -166,6 +167,7 @@ def test_a_flush_that_has_nothing_to_wait_for_ends_although_the_connection_has(r
         side.sender.hold()
         await side.sender.flush()
         side.sender.fail(lost)
+        side.sender.settle()
         await side.sender.flush()
 
     run(main())
@@ -187,6 +189,7 @@ def test_what_has_arrived_before_the_end_is_flushed(run: Run, known: str) -> Non
             side.sender.hold()
         side.acknowledge()
         side.sender.fail(lost)
+        side.sender.settle()
         await first
         with pytest.raises(ConnectionResetError):
             await both
@@ -208,6 +211,7 @@ def test_a_frame_that_was_never_sent_is_not_flushed(run: Run) -> None:
         for slot in sorted(side.link.busy):
             side.acknowledge(slot)
         side.sender.fail(lost)
+        side.sender.settle()
         with pytest.raises(ConnectionResetError):
             await flushing
         assert FrameKind.END not in side.kinds
@@ -443,6 +447,7 @@ def test_failing_ends_every_wait_with_an_exception_of_its_own(run: Run) -> None:
         tasks.append(asyncio.create_task(side.sender.flush()))
         await settle()
         side.sender.fail(lost)
+        side.sender.settle()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert [str(result) for result in results] == ["lost"] * 4
         assert len(set(map(id, results))) == 4
