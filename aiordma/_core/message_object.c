@@ -616,8 +616,16 @@ static PyObject *message_repr(PyObject *object)
     return result;
 }
 
+/* Python's own rule refuses a copy, and a pickle from protocol 2 on; see loop/uncopied.py. */
+static PyObject *message_reduce(PyObject *Py_UNUSED(object), PyObject *Py_UNUSED(protocol))
+{
+    PyErr_SetString(PyExc_TypeError, "cannot copy or pickle a Message: bytes(message) is a copy");
+    return NULL;
+}
+
 static PyMethodDef message_methods[] = {
     {"__bytes__", message_bytes, METH_NOARGS, NULL},
+    {"__reduce_ex__", message_reduce, METH_O, NULL},
     {"__enter__", message_enter, METH_NOARGS, NULL},
     {"__exit__", (PyCFunction)(void (*)(void))message_exit, METH_FASTCALL, NULL},
     {"decode", (PyCFunction)(void (*)(void))message_decode, METH_VARARGS | METH_KEYWORDS,

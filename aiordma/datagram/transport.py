@@ -40,6 +40,7 @@ from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.raised import ENDS_THE_LOOP
 from aiordma.loop.running import check_loop, check_thread, from_finalizer, running_loop
+from aiordma.loop.uncopied import Uncopied
 from aiordma.verbs.ah import GRH
 from aiordma.verbs.wc import WCRecord
 
@@ -53,7 +54,7 @@ _WHAT = "datagram transport"
 
 
 # As in asyncio, the first base class has `pause_writing` and the water marks.
-class RdmaDatagramTransport(transports._FlowControlMixin, asyncio.DatagramTransport):
+class RdmaDatagramTransport(Uncopied, transports._FlowControlMixin, asyncio.DatagramTransport):
     """An endpoint for datagrams; made by `create_datagram_endpoint`.
 
     As with UDP, a datagram arrives whole and sound, or not at all.  It is lost without a word when

@@ -79,6 +79,7 @@ from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.coroutines import markcoroutinefunction
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
+from aiordma.loop.uncopied import Uncopied
 from aiordma.memory.remote import RemoteRegion
 from aiordma.requests.budget import RequestBudget
 from aiordma.requests.calls import Calls
@@ -107,7 +108,7 @@ async def _no_send(buf: Any, imm: int | None = None) -> None:
     raise reserved_error("send()")
 
 
-class Connection:
+class Connection(Uncopied):
     """A connection to one peer; made by `connect`, `Listener.accept` or `ConnectRequest.accept`.
 
     Belongs to the event loop that made it.  `async with` closes it; after an exception in the

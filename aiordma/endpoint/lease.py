@@ -26,6 +26,7 @@ from aiordma.errors import NotSupportedError, ResourceClosedError
 from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_loop
+from aiordma.loop.uncopied import Uncopied
 from aiordma.memory.lent import LentPart
 from aiordma.memory.remote import RemoteRegion, words_of
 from aiordma.verbs.context import Context
@@ -69,7 +70,7 @@ def rights_of(
     return rights
 
 
-class Lease:
+class Lease(Uncopied):
     """The result of `Connection.expose`; an async context manager.
 
     While the block lasts, `region` names the memory for the peer, and `view` has its bytes.
@@ -134,11 +135,13 @@ class Lease:
 
         Raises:
             ResourceClosedError: The lease is not open, or has ended.
+            ConnectionLostError: The connection is lost, which ends the lease.
         """
         if self._open is None:
             msg = "the lease is not open"
             raise ResourceClosedError(msg)
-        return self._open.view
+        with self._outcome.explaining():
+            return self._open.view
 
     async def __aenter__(self) -> RemoteRegion:
         check_loop(self._link.loop, "lease")

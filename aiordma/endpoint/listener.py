@@ -48,6 +48,7 @@ from aiordma.loop import fork, registry
 from aiordma.loop.limit import PatientLimit
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.loop.steps import Steps
+from aiordma.loop.uncopied import Uncopied
 from aiordma.loop.wait_line import WaitLine
 from aiordma.memory.byte_budget import PROCESS_BUDGET, ByteBudget
 from aiordma.memory.shared import Memory, check_shared
@@ -118,7 +119,7 @@ def listen(
     return Opening(open_(), "listen")
 
 
-class Listener:
+class Listener(Uncopied):
     """Accepts connections; made by `listen`.
 
     Attributes:
@@ -370,7 +371,7 @@ class Listener:
             from_finalizer(self._loop, self.close)
 
 
-class ConnectRequest:
+class ConnectRequest(Uncopied):
     """A request to connect, from `Listener.requests()`; answer it once, by accept or reject.
 
     Attributes:

@@ -23,7 +23,6 @@ from aiordma._core import (
 )
 from aiordma.endpoint.wire import AbortReason, protocol_error
 from aiordma.errors import (
-    CompletionError,
     ConnectionEndedError,
     ConnectionLostError,
     MessageDamagedError,
@@ -124,7 +123,7 @@ def abort_reason(cause: BaseException) -> AbortReason | None:
         return AbortReason.DAMAGED
     if isinstance(cause, MemoryError):
         return AbortReason.MEMORY
-    if isinstance(cause, (PeerSilentError, TimeoutError)) and not isinstance(cause, CompletionError):
+    if isinstance(cause, (PeerSilentError, TimeoutError)):
         return AbortReason.TIMEOUT
     return None
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from aiordma.cm.address import Address
+from aiordma.loop.uncopied import Uncopied
 
 __all__ = ["RdmaTransportSocket", "SocketAddress", "SocketOption", "address_of"]
 
@@ -31,7 +32,7 @@ _DEFAULTS: dict[SocketOption, int] = {
 }
 
 
-class RdmaTransportSocket:
+class RdmaTransportSocket(Uncopied):
     """The stand-in for the socket of an RDMA transport or server, as `asyncio.TransportSocket` is.
 
     `get_extra_info("socket")` of a transport gives it, and `sockets` of a server has one for each

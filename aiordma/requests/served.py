@@ -27,6 +27,7 @@ from aiordma._core import Message
 from aiordma.arguments import check_kind
 from aiordma.errors import RequestError
 from aiordma.loop.running import check_loop, from_finalizer
+from aiordma.loop.uncopied import Uncopied
 from aiordma.loop.wait_line import WaitLine
 from aiordma.requests.budget import FREE_BYTES, Share
 from aiordma.requests.outbox import Outbox
@@ -52,7 +53,7 @@ from aiordma.requests.wire import (
 __all__ = ["Request", "Requests", "Served"]
 
 
-class Request:
+class Request(Uncopied):
     """A request of the peer; from `Connection.requests`.
 
     It is to be answered once, by `reply` or `fail`.  A request that is forgotten without an answer
@@ -474,7 +475,7 @@ class Served:
         self._line.grant_all(None)
 
 
-class Requests:
+class Requests(Uncopied):
     """Async iterator over the requests of the peer, from `Connection.requests`.
 
     Several tasks may share an iterator, or have one each: each request goes to one of them.

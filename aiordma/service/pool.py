@@ -39,6 +39,7 @@ from aiordma.endpoint.connection import Connection
 from aiordma.errors import ConnectionLostError, PoolTimeoutError, ResourceClosedError
 from aiordma.loop import fork
 from aiordma.loop.running import check_loop, from_finalizer
+from aiordma.loop.uncopied import Uncopied
 from aiordma.memory.shared import Memory
 
 __all__ = ["Pool", "PoolStats"]
@@ -450,7 +451,7 @@ def _closed() -> ResourceClosedError:
     return ResourceClosedError(errno.ECONNABORTED, "the pool is closed")
 
 
-class Pool:
+class Pool(Uncopied):
     """Connections to one server, kept open, and replaced when they break.
 
     ``async with`` opens it, and closes it in good order; after an exception in the block without

@@ -54,6 +54,7 @@ from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_thread, from_finalizer
 from aiordma.loop.timers import now
+from aiordma.loop.uncopied import Uncopied
 from aiordma.streams.incoming import Incoming
 from aiordma.streams.iomap import StreamIomap
 from aiordma.streams.outgoing import Outgoing
@@ -93,7 +94,7 @@ def _not_taken() -> ConnectionLostError:
 
 
 # The base class has asyncio's `pause_writing` and water marks, and attributes for `loop.sendfile`.
-class RdmaTransport(transports._FlowControlMixin):
+class RdmaTransport(Uncopied, transports._FlowControlMixin):
     """A stream connection; made by `create_connection`, `open_connection` and the servers.
 
     All of asyncio's `Transport` works, with the same meaning.  `get_extra_info` knows `peername`,

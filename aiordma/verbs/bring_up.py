@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Self
 
 from aiordma.arguments import check_kind, check_seconds, fitting, whole
 from aiordma.errors import ConnectTimeoutError, ProtocolError, os_error
+from aiordma.loop.uncopied import Uncopied
 from aiordma.loop.workers import call_blocking, connecting
 from aiordma.verbs.ah import AHAttributes
 from aiordma.verbs.context import Context
@@ -225,7 +226,7 @@ class _Move:
             qp._moving = None
 
 
-class BringUp:
+class BringUp(Uncopied):
     """A queue pair on its way to a peer that the program knows by itself.
 
     Takes the queue pair to INIT, so that receives can be posted, and knows its address.  `connect`
