@@ -959,7 +959,9 @@ class ConnectionId(Resource):
             # Answers the peer, whose own DISCONNECTED waits for it.
             lib.rdma_disconnect(self._handle)
         self.stage = Stage.DISCONNECTED
-        if self.qp is not None:
+        # The event may have overtaken completions: a connection of messages ends its queue pair
+        # itself, a moment later.
+        if self.qp is not None and not self.qp._posted_in_c:
             try:
                 self.qp.to_error()
             except OSError as exc:

@@ -173,6 +173,33 @@ async def test_a_bytearray_is_exported_while_it_is_read_into(pair: Pair) -> None
         into.append(0)
 
 
+@pytest.mark.parametrize("how", ["close", "abort"])
+async def test_the_end_by_the_peer_is_no_closed_region(address: str, how: str) -> None:
+    """Neither for operations in line for their turn, nor for a later call with that memory."""
+    config = aiordma.ConnectionConfig(one_sided_depth=2)
+    async with paired(address, config) as pair:
+        client, server = pair
+        memory = await client.register(4096)
+        async with exposed(pair, bytearray(4096), read=True, write=True) as remote:
+            calls = [call(remote, memory) for _ in range(20) for call in (client.read, client.write)]
+            tasks = [asyncio.create_task(call) for call in calls]
+            await asyncio.sleep(0)
+            if how == "abort":
+                server.abort()
+            else:
+                await server.close()
+            await asyncio.wait(tasks)
+            await client.wait_closed()
+            for task in tasks:
+                assert task.exception() is None or isinstance(
+                    task.exception(), aiordma.ConnectionLostError
+                )
+            for call in (client.read, client.write):
+                for local in (memory, SGE(memory, 0, 8)):
+                    with pytest.raises(aiordma.ConnectionLostError):
+                        await call(remote, local)
+
+
 @pytest.mark.parametrize("how", ["close", "abort", "the peer"])
 async def test_a_connection_that_ends_lets_go_of_the_buffers(address: str, how: str) -> None:
     async with paired(address) as pair:
