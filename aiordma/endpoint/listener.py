@@ -330,7 +330,11 @@ class Listener(Uncopied):
         self._waiters.grant_all(None)
 
     async def wait_closed(self) -> None:
-        """Wait until the port is free again.  Cancellation: ends the wait."""
+        """Wait until the port is free again.  Cancellation: ends the wait.
+
+        A port that the kernel refuses to free, as it does once the process has changed its user, is
+        in the log, and free when the process ends.
+        """
         await self._acceptor.wait_closed()
 
     async def __aenter__(self) -> Self:
