@@ -19,12 +19,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import secrets
+import socket
 import struct
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from aiordma.arguments import check_kind, check_seconds, fitting, whole
-from aiordma.errors import ConnectTimeoutError, ProtocolError, os_error
+from aiordma.errors import ConnectTimeoutError, ProtocolError, os_error, prefix_subject
 from aiordma.loop.uncopied import Uncopied
 from aiordma.loop.workers import call_blocking, connecting
 from aiordma.verbs.ah import AHAttributes
@@ -324,6 +325,12 @@ class BringUp(Uncopied):
                 raise
             msg = f"no answer from the neighbor of queue pair {qp.num} within {timeout} s"
             raise ConnectTimeoutError(errno.ETIMEDOUT, msg) from exc
+        except OSError as exc:
+            if exc.errno == errno.ENODATA:  # the GID was there when the address was made
+                gid = socket.inet_ntop(socket.AF_INET6, self.address.gid)
+                name, port = qp.pd.context.name, self.config.port_num
+                prefix_subject(exc, f"GID {gid}, index {self.gid_index} of port {port} of {name}")
+            raise
         finally:
             move.leave(qp)
         qp.modify(**to_send)
