@@ -35,7 +35,7 @@ from aiordma.datagram.port import DatagramPort
 from aiordma.errors import MessageTooLargeError, errno_error, prefix_address
 from aiordma.link.adapter_side import reason_of
 from aiordma.link.tally import DatagramCounts
-from aiordma.link.transport_socket import RdmaTransportSocket
+from aiordma.link.transport_socket import RdmaTransportSocket, shown
 from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.raised import ENDS_THE_LOOP
@@ -353,6 +353,11 @@ class RdmaDatagramTransport(Uncopied, transports._FlowControlMixin, asyncio.Data
     def get_protocol(self) -> Any:
         """The protocol that is called."""
         return self._protocol
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """A fact about the endpoint, by `name`; `default` for a name that is unknown."""
+        fact = super().get_extra_info(name, default)
+        return fact if fact is default else shown(name, fact)
 
     # End
 

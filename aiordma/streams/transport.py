@@ -50,6 +50,7 @@ from aiordma.link.adapter_side import reason_of
 from aiordma.link.keepalive import Keepalive
 from aiordma.link.stream_sockets import stream_socket
 from aiordma.link.tally import count
+from aiordma.link.transport_socket import shown
 from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_thread, from_finalizer
@@ -668,7 +669,8 @@ class RdmaTransport(Uncopied, transports._FlowControlMixin):
         if name == "gid_index" and "gid_index" not in self._extra:
             with contextlib.suppress(OSError, ResourceClosedError, ForkedError):
                 self._extra[name] = self._port.gid_index()
-        return super().get_extra_info(name, default)
+        fact = super().get_extra_info(name, default)
+        return fact if fact is default else shown(name, fact)
 
     @property
     def _stage(self) -> str:
