@@ -75,6 +75,7 @@ from aiordma.link.ending import Ending, LastSteps
 from aiordma.link.keepalive import Keepalive
 from aiordma.link.log_share import VIOLATIONS
 from aiordma.link.tally import COUNTERS, ConnectionStats
+from aiordma.link.transport_socket import shown
 from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.coroutines import markcoroutinefunction
@@ -553,20 +554,22 @@ class Connection(Uncopied):
 
         Args:
             remote: The memory, exposed with `atomic=True`.
-            value: The number to add, modulo 2**64.
+            value: The number to add, modulo 2**64: -1 subtracts.
             offset: Where the integer is; its address has to be a multiple of 8.
 
         Returns:
             The integer before the addition, in the peer's byte order, which is taken to be little.
 
         Raises:
-            ValueError: Not aligned, not inside `remote`, or `value` is not in 0..2**64-1.
+            TypeError: `value` is no whole number.
+            ValueError: Not aligned, or not inside `remote`.
             NotSupportedError: iWARP has no atomics.
             Others: as `read`.
 
         Cancellation: ends the wait; the addition may take place.
         """
         self._check_loop()
+        value = whole("value", value) % (1 << 64)
         add = Opcode.ATOMIC_FETCH_AND_ADD
         return await self._one_sided.atomic(add, remote, offset, value, 0)
 
@@ -578,7 +581,8 @@ class Connection(Uncopied):
         Returns:
             The integer before; the swap took place if it equals `expected`.
 
-        `remote`, `offset`, exceptions and cancellation: as `fetch_add`.  Raises nothing else.
+        `remote`, `offset`, exceptions and cancellation: as `fetch_add`; and ValueError for a number
+        that is not in 0..2**64-1.
         """
         self._check_loop()
         swap = Opcode.ATOMIC_CMP_AND_SWP
@@ -673,12 +677,14 @@ class Connection(Uncopied):
 
         The peer's `recv` raises ConnectionEndedError, and its `async for` ends, behind the messages
         of this side; it can go on to send.  `close` ends the connection.  Returns when everything
-        has reached the peer's adapter, and the peer has read the large messages; the peer may have
-        ended the connection since.  Idempotent.
+        has reached the peer's adapter, and the peer has read the large messages; the connection may
+        have ended since.  Idempotent.
 
         Raises:
             NotSupportedError: The connection is raw, and has no end of messages.
-            ConnectionLostError: The connection was over before, or before everything had arrived.
+            ConnectionLostError: The connection broke before that.  If the peer has closed it in
+                good order, which may be before this call, only if messages had not arrived: the
+                peer has no use for their end.
             ResourceClosedError: This side has closed it.
 
         A later `send` raises ResourceClosedError, and so does a `send` that waits in another task.
@@ -690,9 +696,10 @@ class Connection(Uncopied):
         if self.config.raw:
             text = "a raw connection has no end of messages: close it"
             raise NotSupportedError(errno.EOPNOTSUPP, text)
-        if self._outcome.closing or not self._goodbye.said:
-            self._outcome.require_open()
-        if self._outcome.cause is None:
+        outcome = self._outcome
+        if outcome.closing or (self._goodbye.said is None and not outcome.left):
+            outcome.require_open()
+        if outcome.cause is None:
             self._refuse_sends(eof_error)
         await self._goodbye.say_end(self._drained)
 
@@ -825,16 +832,18 @@ class Connection(Uncopied):
         Names: `device`, `port`, `gid` (16 bytes), `gid_index` (in the port's table; asked of the
         adapter, while the connection is open; None on iWARP), `link_layer`, `transport`, `mtu`
         (bytes), `qpn`, `peer_qpn` (of the peer's queue pair; None on iWARP, which does not tell
-        it), `provider` (the kernel's driver), `peername`, `sockname`, `number` (of the connection,
-        in the log and in `aiordma.metrics`), `opened_at` (seconds since 1970, at the end of the
-        handshake), `backend` (always "rdma": there is no fallback), `large_messages_checked`
-        (whether those that this side receives are compared with a checksum of the peer's, see
+        it), `provider` (the kernel's driver), `peername` and `sockname` (host and port; of IPv6
+        also flow and scope, as with asyncio's sockets), `number` (of the connection, in the log and
+        in `aiordma.metrics`), `opened_at` (seconds since 1970, at the end of the handshake),
+        `backend` (always "rdma": there is no fallback), `large_messages_checked` (whether those
+        that this side receives are compared with a checksum of the peer's, see
         `ConnectionConfig.check_large`).
         """
         if name == "gid_index" and "gid_index" not in self._facts:
             with contextlib.suppress(OSError, ResourceClosedError, ForkedError):
                 self._facts[name] = self._link.gid_index()
-        return self._known.get(name, default)
+        fact = self._known.get(name, default)
+        return fact if fact is default else shown(name, fact)
 
     @property
     def _known(self) -> dict[str, Any]:

@@ -191,6 +191,11 @@ class Outcome:
         """Whether the connection is closed, closing or lost."""
         return self.closing or self.cause is not None
 
+    @property
+    def left(self) -> bool:
+        """Whether the cause is that the peer has closed the connection in good order."""
+        return getattr(self.cause, "hint", None) is _LEFT_HINT
+
     def failure(self) -> BaseException:
         """The exception for the next call; a new one each time, with the first cause."""
         cause = self.cause

@@ -49,7 +49,7 @@ from aiordma.endpoint.wire import (
     Hello,
     protocol_error,
 )
-from aiordma.errors import MessageTooLargeError, RdmaTimeoutError
+from aiordma.errors import ConnectionLostError, MessageTooLargeError, RdmaTimeoutError
 from aiordma.link.buffers import sum_of
 from aiordma.link.ending import Ending
 from aiordma.logs import log_of
@@ -259,14 +259,19 @@ class Sender:
             self.require_open()
         await self.flush()
 
-    async def flush(self) -> None:
+    async def flush(self, number: int | None = None) -> None:
         """Wait until all messages sent before this call have reached the peer's adapter.
+
+        Args:
+            number: Wait for so many sends only, counted from the first.
 
         Raises:
             BaseException: The connection is over, and some have not, as far as is known; the
                 function of `fail` makes the exception.
         """
-        state, number = self._state, self._state.sent
+        state = self._state
+        if number is None:
+            number = state.sent
         if state.completed < number and not self._settled:
             await self._flusher(number)
         if state.completed < number:
@@ -335,7 +340,7 @@ class Goodbye:
         ending: The end that this is a part of.
 
     Attributes:
-        said: Whether END was sent, or waits for a slot.
+        said: The number of sends before END; None: it was not said yet.
     """
 
     __slots__ = ("_aborted", "_config", "_ending", "_link", "_outcome", "_sender", "_task", "said")
@@ -354,7 +359,7 @@ class Goodbye:
         self._sender = sender
         self._ending = ending
         self._aborted = False
-        self.said: bool = False
+        self.said: int | None = None
         self._task: asyncio.Task[None] | None = None
 
     def abort(self) -> bool:
@@ -405,6 +410,8 @@ class Goodbye:
     async def say_end(self, drained: Callable[[], Awaitable[None]]) -> None:
         """Send END behind all messages, once; returns when everything has arrived.
 
+        A peer that has closed in good order has no use for END, so that it may be missing.
+
         Raises:
             ConnectionLostError: The connection is lost, and not everything has arrived, as far as
                 is known.
@@ -412,11 +419,17 @@ class Goodbye:
         Cancellation: END may not be sent yet.
         """
         await drained()
-        await self._sender.flush_all()
-        if not (self.said or self._config.raw):
-            self.said = True
-            self._sender.control(FrameKind.END)
+        if self.said is None:
             await self._sender.flush_all()
+        if self.said is None and not self._config.raw:
+            self.said = self._link.state.sent
+            self._sender.control(FrameKind.END)
+        try:
+            await self._sender.flush_all()
+        except ConnectionLostError:
+            if not self._outcome.left:
+                raise
+            await self._sender.flush(self.said)
 
     async def deliver(self) -> None:
         """Wait until sent messages have arrived: the loop is about to be closed."""

@@ -48,7 +48,9 @@ def is_value(kind: type) -> bool:
 def public_classes() -> list[type]:
     modules: list[Any] = [aiordma, aiordma.cm, aiordma.metrics, aiordma.verbs]
     found = {getattr(module, name) for module in modules for name in module.__all__}
-    return sorted((each for each in found if isinstance(each, type)), key=lambda each: each.__name__)
+    return sorted(
+        (each for each in found if isinstance(each, type)), key=lambda each: each.__name__
+    )
 
 
 @pytest.mark.parametrize("kind", public_classes(), ids=lambda kind: str(kind.__name__))
@@ -82,7 +84,11 @@ def test_a_message_is_not_copied(copied: Callable[[Any], object]) -> None:
         copied(Message(memoryview(b"bytes")))
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def pickled(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
 @pytest.mark.parametrize(
     "value",
     [

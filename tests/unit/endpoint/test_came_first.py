@@ -89,7 +89,8 @@ def test_a_disconnection_that_overtakes_an_acknowledgement(run: Run, begins: str
         assert client.is_closing()
         flushing = flushing or asyncio.create_task(client.flush())
         await settle()
-        assert not (flushing.done() or link.closed)
+        assert not flushing.done()
+        assert not link.closed
         land_all(wire.links[1])
         link.acknowledge()
         await flushing
@@ -99,9 +100,7 @@ def test_a_disconnection_that_overtakes_an_acknowledgement(run: Run, begins: str
 
 
 @ENDS
-def test_a_flush_raises_for_what_has_not_arrived(
-    run: Run, end: Callable[[FakeLink], None]
-) -> None:
+def test_a_flush_raises_for_what_has_not_arrived(run: Run, end: Callable[[FakeLink], None]) -> None:
     async def main() -> None:
         wire = await opened()
         client, link = wire.ends[0], wire.links[0]
@@ -150,6 +149,35 @@ def test_the_end_of_the_messages_cannot_be_said_after_the_end(run: Run) -> None:
         await settle()
         with pytest.raises(ConnectionLostError):
             await wire.ends[0].send_eof()
+        await wire.lose()
+
+    run(main())
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_peer_that_has_closed_needs_no_end_of_the_messages(run: Run, arrives: bool) -> None:
+    """But it gets all messages, or the call raises."""
+
+    async def main() -> None:
+        wire = await opened()
+        client, link = wire.ends[0], wire.links[0]
+        closing = asyncio.create_task(wire.ends[1].close())
+        while FrameKind.END not in kinds(wire.links[1].sent):
+            await settle()
+        await client.send(b"message")
+        if arrives:
+            land_all(wire.links[1])
+        land_all(link)
+        disconnect(link)
+        await settle()
+        assert client.is_closing()
+        for _ in range(2):
+            if arrives:
+                await client.send_eof()
+            else:
+                with pytest.raises(ConnectionLostError):
+                    await client.send_eof()
+        closing.cancel()
         await wire.lose()
 
     run(main())
