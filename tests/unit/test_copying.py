@@ -28,7 +28,7 @@ COPIES: list[Callable[[Any], object]] = [
     copy.deepcopy,
     lambda each: copy.copy([copy.deepcopy({"in": each})]),
     *(
-        lambda each, protocol=protocol: pickle.dumps(each, protocol)  # type: ignore[misc]
+        lambda each, protocol=protocol: pickle.dumps(each, protocol)
         for protocol in range(pickle.HIGHEST_PROTOCOL + 1)
     ),
 ]
@@ -58,7 +58,8 @@ def test_a_public_class_is_one_of_values_or_says_that_it_is_not(kind: type) -> N
     if is_value(kind):
         assert not issubclass(kind, Uncopied)
     elif kind is not Message:  # a type of C, which Python's own rule refuses
-        assert kind.__reduce_ex__ is Uncopied.__reduce_ex__
+        found: Any = kind.__reduce_ex__
+        assert found is Uncopied.__reduce_ex__
         assert not hasattr(kind, "__copy__")
         assert not hasattr(kind, "__deepcopy__")
 
