@@ -112,6 +112,8 @@ CLASS_HINTS = {
     "(RoCE) open?",
     "PeerGoneError": "the peer's log may tell more, and the log of this side",
     "ConnectionLostError": "the peer's log may tell more, and the log of this side",
+    "PeerSilentError": "is its event loop blocked, as by time.sleep() or a debugger, has its host "
+    "stopped, or is the wire cut?",
     "ConnectionEndedError": "the peer closed in good order; all that it sent was delivered",
     "DeviceRemovedError": "the kernel's log (`dmesg`) tells why the device went",
     "ProtocolError": "do both sides run the same kind of program, and versions of aiordma that "
@@ -138,6 +140,10 @@ SERVICE_REASONS = {
     5: ("unsupported version", ""),
 }
 
+_GONE_GID = (
+    "the port has no GID of this index, or no longer, as when an address was removed: `aiordma "
+    "gids`, `ip address`"
+)
 # By the C function that failed, and its errno.
 ERRNO_HINTS: dict[tuple[str, int], str] = {
     ("ibv_reg_mr", errno.ENOMEM): "is RLIMIT_MEMLOCK too low? see `ulimit -l`; Soft-RoCE "
@@ -148,6 +154,8 @@ ERRNO_HINTS: dict[tuple[str, int], str] = {
     "to other memory, or map with MAP_PRIVATE what is only read",
     ("ibv_query_gid_ex", errno.ENODATA): "the port has no GID of this index: `aiordma gids`",
     ("ibv_query_gid_ex", errno.EINVAL): "the port has no GID of this index: `aiordma gids`",
+    ("ibv_modify_qp", errno.ENODATA): _GONE_GID,
+    ("ibv_create_ah", errno.ENODATA): _GONE_GID,
     ("ibv_open_device", errno.EACCES): NO_PERMISSION,
     ("ibv_open_device", errno.EPERM): NO_PERMISSION,
     ("rdma_create_event_channel", errno.EACCES): NO_PERMISSION,

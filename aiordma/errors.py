@@ -62,6 +62,7 @@ __all__ = [
     "MulticastError",
     "NotSupportedError",
     "PeerGoneError",
+    "PeerSilentError",
     "PoolTimeoutError",
     "ProtocolError",
     "QueueError",
@@ -270,6 +271,15 @@ class ConnectionLostError(PeerGoneError, ConnectionResetError):
 
 class ConnectionEndedError(PeerGoneError, EOFError):
     """The peer ended the stream in good order; everything that it sent was delivered."""
+
+
+class PeerSilentError(ConnectionLostError):
+    """The peer of an established connection or stream has been silent too long (errno ETIMEDOUT).
+
+    Or, while a stream closes, it has taken nothing for too long.  It is no `TimeoutError`: that is
+    the end of one wait, after which programs go on with the connection, and this connection is
+    over.
+    """
 
 
 class DeviceRemovedError(ConnectionLostError):

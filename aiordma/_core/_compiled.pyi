@@ -284,6 +284,7 @@ class MessageState:
     credits: int
     sent: int
     completed: int
+    flushed: int
     posted: int
     unused: int
     granted: int

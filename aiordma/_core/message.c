@@ -130,7 +130,7 @@ static int is_written(const struct aio_message_state *m, uint64_t length, int ha
 /* The adapter takes no sends any more: the sends of the chain have ended. */
 void aio_message_drop(struct aio_message_state *m)
 {
-    m->completed += m->n_unposted;
+    m->flushed += m->n_unposted;
     m->n_unposted = 0;
 }
 
@@ -926,7 +926,7 @@ static int take_flushed(struct aio_message_state *m, uint32_t sub, const struct 
     if (sub & AIO_SUB_RECV)
         m->receives--;
     else if (sub < AIO_SUB_READ)
-        m->completed++;
+        m->flushed++;
     else
         return 0;
     if (aio_message_under_way(m) <= 0)

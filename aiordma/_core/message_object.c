@@ -616,6 +616,13 @@ static PyObject *message_repr(PyObject *object)
     return result;
 }
 
+/* Python's own rule refuses a copy, and a pickle from protocol 2 on; see loop/uncopied.py. */
+static PyObject *message_reduce(PyObject *Py_UNUSED(object), PyObject *Py_UNUSED(protocol))
+{
+    PyErr_SetString(PyExc_TypeError, "cannot copy or pickle a Message: bytes(message) is a copy");
+    return NULL;
+}
+
 static PyMethodDef message_methods[] = {
     {"__bytes__", message_bytes, METH_NOARGS, NULL},
     {"__dlpack__", (PyCFunction)(void (*)(void))aio_message_dlpack, METH_VARARGS | METH_KEYWORDS,
@@ -627,6 +634,7 @@ static PyMethodDef message_methods[] = {
      "    ValueError: The message was released."},
     {"__dlpack_device__", aio_message_dlpack_device, METH_NOARGS,
      "The processor: `(1, 0)` of DLPack."},
+    {"__reduce_ex__", message_reduce, METH_O, NULL},
     {"__enter__", message_enter, METH_NOARGS, NULL},
     {"__exit__", (PyCFunction)(void (*)(void))message_exit, METH_FASTCALL, NULL},
     {"decode", (PyCFunction)(void (*)(void))message_decode, METH_VARARGS | METH_KEYWORDS,

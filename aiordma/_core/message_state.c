@@ -668,6 +668,7 @@ static PyMemberDef state_members[] = {
     FIELD(n_free, T_UINT, READONLY),
     FIELD(sent, T_ULONGLONG, 0),
     FIELD(completed, T_ULONGLONG, 0),
+    FIELD(flushed, T_ULONGLONG, 0),
     FIELD(n_unposted, T_UINT, READONLY),
     FIELD(posted, T_LONGLONG, 0),
     FIELD(unused, T_LONGLONG, 0),

@@ -317,9 +317,10 @@ struct aio_message_state {
     uint32_t controls;       /* how many of those */
     uint16_t *control_free;
     uint32_t n_control_free;
-    uint64_t sent; /* frames, or messages of a raw connection */
-    uint64_t completed;
-    uint64_t flush_at; /* `completed` that a flush waits for; 0: none */
+    uint64_t sent;      /* frames, or messages of a raw connection */
+    uint64_t completed; /* of these, with success: they have reached the peer's adapter */
+    uint64_t flushed;   /* the others that have come back, and those that were never posted */
+    uint64_t flush_at;  /* `completed` that a flush waits for; 0: none */
     uint32_t send_flags;
     uint32_t inline_size; /* bytes, with the header, that go in the work request itself */
     struct aio_unposted unposted[AIO_SEND_CHAIN]; /* the chain, in the order of its sends */
@@ -529,7 +530,7 @@ struct aio_stream_state {
 /* Requests that the adapter has; below 0 where an adapter flushes some twice. */
 static inline int64_t aio_message_under_way(const struct aio_message_state *m)
 {
-    return m->receives + (int64_t)(m->sent - m->completed) + m->operating;
+    return m->receives + (int64_t)(m->sent - m->completed - m->flushed) + m->operating;
 }
 
 /* message.c */

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aiordma.cm.enums import EventType
+from aiordma.loop.uncopied import Uncopied
 from aiordma.verbs.ah import AHAttributes
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ __all__ = ["ConnectionEvent"]
 _NOTHING = (0, 0, 0, 0, 0, 0, 0)
 
 
-class ConnectionEvent:
+class ConnectionEvent(Uncopied):
     """A connection-management event (`rdma_get_cm_event(3)`).
 
     All of it is a copy; the C event was acknowledged before the object existed.  `ack()` is

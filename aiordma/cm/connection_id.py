@@ -11,7 +11,8 @@ Theory of operation
     its number alone: the program moves it by `init_qp_attr`, and confirms by `establish`.
 
     When the peer disconnects, C leaves the queue pair alone.  Here it goes to the error state and
-    the peer is answered, so that pending receives end without a call.
+    the peer is answered, so that pending receives end without a call.  A connection of messages
+    moves its queue pair itself, in its end.
 
     Datagrams know no connection.  The client asks which queue pair serves an address and a port
     (service id resolution), the server's program answers with its number, or refuses, and that is
@@ -959,7 +960,9 @@ class ConnectionId(Resource):
             # Answers the peer, whose own DISCONNECTED waits for it.
             lib.rdma_disconnect(self._handle)
         self.stage = Stage.DISCONNECTED
-        if self.qp is not None:
+        # The event may have overtaken completions: a connection of messages ends its queue pair
+        # itself, a moment later.
+        if self.qp is not None and not self.qp._posted_in_c:
             try:
                 self.qp.to_error()
             except OSError as exc:

@@ -72,6 +72,7 @@ from aiordma.errors import (
     errno_error,
 )
 from aiordma.link.limits import ListenerLimits
+from aiordma.link.transport_socket import address_of
 from aiordma.loop.limit import Limit
 from aiordma.loop.running import from_finalizer
 from aiordma.loop.wait_line import WaitLine
@@ -696,7 +697,7 @@ class RdmaListener(BaseListener):
 
     async def _handle(self, connection: Connection) -> None:
         peer, own = (connection.get_extra_info(name) for name in ("peername", "sockname"))
-        if self._own_machine and not is_local(peer):
+        if self._own_machine and not is_local(address_of(peer)):
             _log.warning("refused %s: the listener is for this machine alone", peer[0])
             connection.abort()
             return

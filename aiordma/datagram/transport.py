@@ -35,11 +35,12 @@ from aiordma.datagram.port import DatagramPort
 from aiordma.errors import MessageTooLargeError, errno_error, prefix_address
 from aiordma.link.adapter_side import reason_of
 from aiordma.link.tally import DatagramCounts
-from aiordma.link.transport_socket import RdmaTransportSocket
+from aiordma.link.transport_socket import RdmaTransportSocket, shown
 from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.raised import ENDS_THE_LOOP
 from aiordma.loop.running import check_loop, check_thread, from_finalizer, running_loop
+from aiordma.loop.uncopied import Uncopied
 from aiordma.verbs.ah import GRH
 from aiordma.verbs.wc import WCRecord
 
@@ -53,7 +54,7 @@ _WHAT = "datagram transport"
 
 
 # As in asyncio, the first base class has `pause_writing` and the water marks.
-class RdmaDatagramTransport(transports._FlowControlMixin, asyncio.DatagramTransport):
+class RdmaDatagramTransport(Uncopied, transports._FlowControlMixin, asyncio.DatagramTransport):
     """An endpoint for datagrams; made by `create_datagram_endpoint`.
 
     As with UDP, a datagram arrives whole and sound, or not at all.  It is lost without a word when
@@ -352,6 +353,11 @@ class RdmaDatagramTransport(transports._FlowControlMixin, asyncio.DatagramTransp
     def get_protocol(self) -> Any:
         """The protocol that is called."""
         return self._protocol
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """A fact about the endpoint, by `name`; `default` for a name that is unknown."""
+        fact = super().get_extra_info(name, default)
+        return fact if fact is default else shown(name, fact)
 
     # End
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Coroutine, Generator
 from inspect import CORO_CREATED, getcoroutinestate
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from aiordma.arguments import check_kind, check_seconds, payload_of
 from aiordma.cm.address import Address, check_address, check_port
@@ -91,6 +91,15 @@ class Opening(Coroutine[Any, Any, T], Generic[T]):
     @property
     def __name__(self) -> str:
         return self._coroutine.__name__  # type: ignore[no-any-return]
+
+    def __enter__(self) -> NoReturn:
+        call = self._coroutine.__name__
+        self._coroutine.close()  # not to be told that it was never awaited as well
+        msg = f"{call}() is used with `async with {call}(...)`, not with `with`"
+        raise TypeError(msg)
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Never called: there is no `with` block."""
 
     async def __aenter__(self) -> T:
         self._opened = await self._coroutine

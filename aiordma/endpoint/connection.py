@@ -77,10 +77,12 @@ from aiordma.link.ending import Ending, LastSteps
 from aiordma.link.keepalive import Keepalive
 from aiordma.link.log_share import VIOLATIONS
 from aiordma.link.tally import COUNTERS, ConnectionStats
+from aiordma.link.transport_socket import shown
 from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.coroutines import markcoroutinefunction
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
+from aiordma.loop.uncopied import Uncopied
 from aiordma.memory.remote import RemoteRegion
 from aiordma.requests.budget import RequestBudget
 from aiordma.requests.calls import Calls
@@ -109,7 +111,7 @@ async def _no_send(buf: Any, imm: int | None = None) -> None:
     raise reserved_error("send()")
 
 
-class Connection:
+class Connection(Uncopied):
     """A connection to one peer; made by `connect`, `Listener.accept` or `ConnectRequest.accept`.
 
     Belongs to the event loop that made it.  `async with` closes it; after an exception in the
@@ -566,20 +568,22 @@ class Connection:
 
         Args:
             remote: The memory, exposed with `atomic=True`.
-            value: The number to add, modulo 2**64.
+            value: The number to add, modulo 2**64: -1 subtracts.
             offset: Where the integer is; its address has to be a multiple of 8.
 
         Returns:
             The integer before the addition, in the peer's byte order, which is taken to be little.
 
         Raises:
-            ValueError: Not aligned, not inside `remote`, or `value` is not in 0..2**64-1.
+            TypeError: `value` is no whole number.
+            ValueError: Not aligned, or not inside `remote`.
             NotSupportedError: iWARP has no atomics.
             Others: as `read`.
 
         Cancellation: ends the wait; the addition may take place.
         """
         self._check_loop()
+        value = whole("value", value) % (1 << 64)
         add = Opcode.ATOMIC_FETCH_AND_ADD
         return await self._one_sided.atomic(add, remote, offset, value, 0)
 
@@ -591,7 +595,8 @@ class Connection:
         Returns:
             The integer before; the swap took place if it equals `expected`.
 
-        `remote`, `offset`, exceptions and cancellation: as `fetch_add`.  Raises nothing else.
+        `remote`, `offset`, exceptions and cancellation: as `fetch_add`; and ValueError for a number
+        that is not in 0..2**64-1.
         """
         self._check_loop()
         swap = Opcode.ATOMIC_CMP_AND_SWP
@@ -667,12 +672,18 @@ class Connection:
     async def flush(self) -> None:
         """Wait until every message sent so far has reached the peer's adapter.
 
+        Messages that have reached it count, although the connection has ended since.
+
         Raises:
-            ConnectionLostError: It broke first, or the peer closed it.
+            ConnectionLostError: It broke, or the peer closed it, before all of them had, as far as
+                this side's adapter was told.
+            ResourceClosedError: This side has closed it.
 
         Cancellation: ends the wait.
         """
         self._check_loop()
+        if isinstance(self._outcome.cause, ResourceClosedError):
+            raise self._outcome.failure()
         await self._sender.flush()
 
     async def send_eof(self) -> None:
@@ -680,11 +691,15 @@ class Connection:
 
         The peer's `recv` raises ConnectionEndedError, and its `async for` ends, behind the messages
         of this side; it can go on to send.  `close` ends the connection.  Returns when everything
-        has reached the peer's adapter, and the peer has read the large messages.  Idempotent.
+        has reached the peer's adapter, and the peer has read the large messages; the connection may
+        have ended since.  Idempotent.
 
         Raises:
             NotSupportedError: The connection is raw, and has no end of messages.
-            ConnectionLostError, ResourceClosedError: The connection is over.
+            ConnectionLostError: The connection broke before that.  If the peer has closed it in
+                good order, which may be before this call, only if messages had not arrived: the
+                peer has no use for their end.
+            ResourceClosedError: This side has closed it.
 
         A later `send` raises ResourceClosedError, and so does a `send` that waits in another task.
 
@@ -695,8 +710,11 @@ class Connection:
         if self.config.raw:
             text = "a raw connection has no end of messages: close it"
             raise NotSupportedError(errno.EOPNOTSUPP, text)
-        self._outcome.require_open()
-        self._refuse_sends(eof_error)
+        outcome = self._outcome
+        if outcome.closing or (self._goodbye.said is None and not outcome.left):
+            outcome.require_open()
+        if outcome.cause is None:
+            self._refuse_sends(eof_error)
         await self._goodbye.say_end(self._drained)
 
     def _refuse_sends(self, failure: Callable[[], BaseException]) -> None:
@@ -828,16 +846,18 @@ class Connection:
         Names: `device`, `port`, `gid` (16 bytes), `gid_index` (in the port's table; asked of the
         adapter, while the connection is open; None on iWARP), `link_layer`, `transport`, `mtu`
         (bytes), `qpn`, `peer_qpn` (of the peer's queue pair; None on iWARP, which does not tell
-        it), `provider` (the kernel's driver), `peername`, `sockname`, `number` (of the connection,
-        in the log and in `aiordma.metrics`), `opened_at` (seconds since 1970, at the end of the
-        handshake), `backend` (always "rdma": there is no fallback), `large_messages_checked`
-        (whether those that this side receives are compared with a checksum of the peer's, see
+        it), `provider` (the kernel's driver), `peername` and `sockname` (host and port; of IPv6
+        also flow and scope, as with asyncio's sockets), `number` (of the connection, in the log and
+        in `aiordma.metrics`), `opened_at` (seconds since 1970, at the end of the handshake),
+        `backend` (always "rdma": there is no fallback), `large_messages_checked` (whether those
+        that this side receives are compared with a checksum of the peer's, see
         `ConnectionConfig.check_large`).
         """
         if name == "gid_index" and "gid_index" not in self._facts:
             with contextlib.suppress(OSError, ResourceClosedError, ForkedError):
                 self._facts[name] = self._link.gid_index()
-        return self._known.get(name, default)
+        fact = self._known.get(name, default)
+        return fact if fact is default else shown(name, fact)
 
     @property
     def _known(self) -> dict[str, Any]:
@@ -1094,10 +1114,9 @@ class Connection:
             self._events.publish(event)
         if event.type in _NO_END:
             return True
-        # Messages that arrived before the disconnection count before it; a sweep alone would have
-        # their events acted on later.
         self._link.completions.sweep()
-        self._on_events(EVENT_FRAMES | EVENT_ROOM | EVENT_SENT | EVENT_FAILED)
+        self._take_first()
+        self._on_events(EVENT_ROOM | EVENT_FAILED)
         self._ending.peer_left()
         if not self._outcome.closing:
             if event.type == EventType.DISCONNECTED and not self.config.raw:
@@ -1114,7 +1133,13 @@ class Connection:
         if self._keepalive is not None:
             self._keepalive.failed()
         self._ending.wake()
+        if not isinstance(failure, ProtocolError):
+            self._take_first()
         self._gone(failure)
+
+    def _take_first(self) -> None:
+        """Act on what came before the end, which a drain or a sweep tells only after failures."""
+        self._on_events(EVENT_FRAMES | EVENT_SENT)
 
     def _gone(self, error: BaseException) -> None:
         """End the connection, which the adapter has lost; after END the peer has closed it."""
@@ -1146,6 +1171,7 @@ class Connection:
         if self._ends is not None:
             _ = self._known  # while there is a device to ask
         self._over(closed_error())
+        self._sender.settle()
 
     def _over(self, cause: BaseException) -> None:
         """Note the first cause of the end, and have all calls raise it."""
@@ -1161,6 +1187,8 @@ class Connection:
             self._established.set_exception(outcome.failure())
             self._ending.met = False  # the end waits for no answer of this client
         self._sender.fail(outcome.failure)
+        if self._link.failure is not None or isinstance(cause, ResourceClosedError):
+            self._sender.settle()
         if self._own_large is not None:
             self._own_large.fail(outcome.failure)
         self._receiver.fail(outcome.failure)

@@ -19,6 +19,7 @@ from aiordma.endpoint.link import Link
 from aiordma.errors import DeviceRemovedError
 from aiordma.loop import fork
 from aiordma.loop.running import check_loop, check_thread
+from aiordma.loop.uncopied import Uncopied
 from aiordma.verbs.async_event import AsyncEvent, subscribe
 from aiordma.verbs.enums import AsyncEventType
 
@@ -88,7 +89,7 @@ class EventHub:
             iterator._end()
 
 
-class ConnectionEvents:
+class ConnectionEvents(Uncopied):
     """Async iterator over the events of a connection, from `Connection.events()`.
 
     Yields a `cm.ConnectionEvent` for each event of the connection manager (DISCONNECTED,

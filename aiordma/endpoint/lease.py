@@ -17,7 +17,7 @@ import asyncio
 import errno
 import functools
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from aiordma.arguments import check_seconds
 from aiordma.endpoint.link import Link
@@ -26,6 +26,8 @@ from aiordma.errors import NotSupportedError, ResourceClosedError
 from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_loop
+from aiordma.loop.uncopied import Uncopied
+from aiordma.loop.workers import reaper
 from aiordma.memory.lent import LentPart
 from aiordma.memory.remote import RemoteRegion, words_of
 from aiordma.verbs.context import Context
@@ -36,7 +38,10 @@ __all__ = ["Lease", "rights_of"]
 
 _log = log_of("memory")
 _WRITES = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
+_NO_AWAIT = "a lease lasts as long as a block: `async with connection.expose(...) as region`"
 _REVOKE_S = 30.0
+#: Seconds more for each destroy that stands before the lease's: programs end thousands at once.
+_EACH_S = 0.05
 
 
 def rights_of(
@@ -69,7 +74,7 @@ def rights_of(
     return rights
 
 
-class Lease:
+class Lease(Uncopied):
     """The result of `Connection.expose`; an async context manager.
 
     While the block lasts, `region` names the memory for the peer, and `view` has its bytes.
@@ -134,11 +139,13 @@ class Lease:
 
         Raises:
             ResourceClosedError: The lease is not open, or has ended.
+            ConnectionLostError: The connection is lost, which ends the lease.
         """
         if self._open is None:
             msg = "the lease is not open"
             raise ResourceClosedError(msg)
-        return self._open.view
+        with self._outcome.explaining():
+            return self._open.view
 
     async def __aenter__(self) -> RemoteRegion:
         check_loop(self._link.loop, "lease")
@@ -164,6 +171,15 @@ class Lease:
             self._timer = self._link.loop.call_later(self._timeout, self._begin)
         return region
 
+    def __await__(self) -> NoReturn:
+        raise TypeError(_NO_AWAIT)
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(_NO_AWAIT)
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Never called: there is no `with` block."""
+
     def _begin(self) -> None:
         """Begin to end the lease, once; no cancellation stops the end."""
         opened, self._open = self._open, None
@@ -175,7 +191,7 @@ class Lease:
             self._timer = None
         opened.close()
         self._memory.discard(opened)
-        wait = functools.partial(opened.wait_closed, _REVOKE_S)
+        wait = functools.partial(opened.wait_closed, _REVOKE_S + _EACH_S * reaper.unfinished)
         self._revoking = background.start(self._link.loop, wait)
         if self._revoking is None:  # the loop is ending, and the connection with it
             self._link.close_access(self._rights)
@@ -194,7 +210,8 @@ class Lease:
         Of a part of a `Memory` on an adapter without windows the peer can go on to use the key.
 
         Raises:
-            TimeoutError: The adapter has not let go of the memory within 30 seconds; it goes on.
+            TimeoutError: The adapter has not let go of the memory within 30 seconds, and 50 ms more
+                for each object of the process whose destruction was begun before; it goes on.
             OSError: The adapter refused to deregister it.
             RuntimeError: Not in the connection's event loop; nothing was done.
 

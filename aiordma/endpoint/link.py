@@ -255,7 +255,9 @@ class Link(AdapterSide):
         elif sub & SUB_READ:
             self.posted -= 1
             self.completions.unlisten()
-        elif record[1] or owner is None:
+        elif record[1]:
+            self.state.flushed += 1
+        elif owner is None:
             self.state.completed += 1
         else:
             owner._on_sent(sub)

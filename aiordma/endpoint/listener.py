@@ -48,6 +48,7 @@ from aiordma.loop import fork, registry
 from aiordma.loop.limit import PatientLimit
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.loop.steps import Steps
+from aiordma.loop.uncopied import Uncopied
 from aiordma.loop.wait_line import WaitLine
 from aiordma.memory.byte_budget import PROCESS_BUDGET, ByteBudget
 from aiordma.memory.shared import Memory, check_shared
@@ -144,7 +145,7 @@ def opener(
     return open_
 
 
-class Listener:
+class Listener(Uncopied):
     """Accepts connections; made by `listen`.
 
     Attributes:
@@ -355,7 +356,11 @@ class Listener:
         self._waiters.grant_all(None)
 
     async def wait_closed(self) -> None:
-        """Wait until the port is free again.  Cancellation: ends the wait."""
+        """Wait until the port is free again.  Cancellation: ends the wait.
+
+        A port that the kernel refuses to free, as it does once the process has changed its user, is
+        in the log, and free when the process ends.
+        """
         await self._acceptor.wait_closed()
 
     async def __aenter__(self) -> Self:
@@ -396,7 +401,7 @@ class Listener:
             from_finalizer(self._loop, self.close)
 
 
-class ConnectRequest:
+class ConnectRequest(Uncopied):
     """A request to connect, from `Listener.requests()`; answer it once, by accept or reject.
 
     Attributes:

@@ -348,6 +348,12 @@ class OneSided:
             offset: First byte in `remote`.
             imm: The adapter's immediate; of a WRITE to a raw peer.
         """
+        with self._outcome.explaining():  # the end of the connection closes the program's regions
+            return await self._transfer(opcode, remote, buffer, offset, imm)
+
+    async def _transfer(
+        self, opcode: Opcode, remote: RemoteRegion, buffer: Any, offset: int, imm: int | None
+    ) -> int:
         reads = opcode == Opcode.RDMA_READ
         _check_remote(remote)
         local = self._local(buffer, writable=reads)
@@ -406,11 +412,13 @@ class OneSided:
             raise NotSupportedError(errno.EOPNOTSUPP, text)
         self._require_reads(opcode)
         before = bytearray(8)
-        async with self._registered(memoryview(before), reads=True) as (region, start):
-            operation = await self.operations.posted(
-                int(opcode), region, region.addr + start, 8, where, remote.rkey, compare_add, swap
-            )
-            await self._ended(operation)
+        with self._outcome.explaining():
+            async with self._registered(memoryview(before), reads=True) as (region, start):
+                operation = await self.operations.posted(
+                    int(opcode), region, region.addr + start, 8, where, remote.rkey, compare_add,
+                    swap,
+                )  # fmt: skip
+                await self._ended(operation)
         return int.from_bytes(before, "little")
 
     def _require_reads(self, opcode: Opcode) -> None:
@@ -579,10 +587,9 @@ class OneSided:
             async with self._cache.get(local, access) as region:
                 yield region, 0
             return
-        with self._outcome.explaining():
-            region = await self._link.buffers.memory.registered(
-                size, lambda: self._link.register(memory, access)
-            )
+        region = await self._link.buffers.memory.registered(
+            size, lambda: self._link.register(memory, access)
+        )
         try:
             yield region, 0
         finally:

@@ -23,10 +23,10 @@ from aiordma._core import (
 )
 from aiordma.endpoint.wire import AbortReason, protocol_error
 from aiordma.errors import (
-    CompletionError,
     ConnectionEndedError,
     ConnectionLostError,
     MessageDamagedError,
+    PeerSilentError,
     ProtocolError,
     RdmaTimeoutError,
     ResourceClosedError,
@@ -147,7 +147,7 @@ def abort_reason(cause: BaseException) -> AbortReason | None:
         return AbortReason.DAMAGED
     if isinstance(cause, MemoryError):
         return AbortReason.MEMORY
-    if isinstance(cause, TimeoutError) and not isinstance(cause, CompletionError):
+    if isinstance(cause, (PeerSilentError, TimeoutError)):
         return AbortReason.TIMEOUT
     return None
 
@@ -214,6 +214,11 @@ class Outcome:
     def decided(self) -> bool:
         """Whether the connection is closed, closing or lost."""
         return self.closing or self.cause is not None
+
+    @property
+    def left(self) -> bool:
+        """Whether the cause is that the peer has closed the connection in good order."""
+        return getattr(self.cause, "hint", None) is _LEFT_HINT
 
     def failure(self) -> BaseException:
         """The exception for the next call; a new one each time, with the first cause."""

@@ -11,6 +11,12 @@ Theory of operation
     Completed sends wake the loop only while a task waits for them: in `flush`, or in line for a
     slot while there are credits.  Credits come with messages, which wake the loop in any case.
 
+    A send that has completed with success has reached the peer's adapter, and the end of the
+    connection takes nothing of that back: so `flush` compares numbers of sends, and asks for the
+    end only if some of them have come back without success, or not at all.  The peer's
+    disconnection can overtake the completion of a send that the peer has acknowledged before: on
+    Soft-RoCE one of a few hundred did.  So the queue pair gets a moment for it.
+
     `Goodbye` sends the last messages, and waits until they have arrived.  If the connection is
     closed in good order, the peer reads the large messages that were announced, and END follows the
     last message.  After an abort sent messages, and ABORT behind them, may arrive until the peer
@@ -43,7 +49,7 @@ from aiordma.endpoint.wire import (
     Hello,
     protocol_error,
 )
-from aiordma.errors import MessageTooLargeError, RdmaTimeoutError, ResourceClosedError
+from aiordma.errors import ConnectionLostError, MessageTooLargeError, RdmaTimeoutError
 from aiordma.link.buffers import sum_of
 from aiordma.link.ending import Ending
 from aiordma.logs import log_of
@@ -65,13 +71,16 @@ __all__ = ["Exposer", "Goodbye", "Sender"]
 _log = log_of("connection")
 #: A buffer of fewer bytes among several is copied: to register it would take longer.
 _LEAST_PIECE = 1 << 16
+#: Seconds for completions that the peer's disconnection has overtaken.
+_OVERTAKEN_S = 1.0
 
 
 class Sender:
     """The sending side of one connection."""
 
     __slots__ = (
-        "_config", "_failure", "_flushers", "_held", "_link", "_listening", "_state", "_timer",
+        "_config", "_failure", "_flushers", "_held", "_link", "_listening", "_settled", "_state",
+        "_timer",
     )  # fmt: skip
 
     def __init__(self, link: Link, config: ConnectionConfig) -> None:
@@ -85,6 +94,7 @@ class Sender:
         self._flushers: deque[tuple[int, asyncio.Future[None]]] = EMPTY
         self._failure: Callable[[], BaseException] | None = None
         self._held = False
+        self._settled = False  # no further send is going to complete with success
         self._listening = False
 
     def attend(self) -> None:
@@ -245,20 +255,34 @@ class Sender:
         """As `flush`, with the frames without data that still wait for a slot."""
         while self._state.has_pending and not (self._state.dead or self._link.closed):
             await self.flush()
+        if self._state.has_pending:  # they will never be sent
+            self.require_open()
         await self.flush()
 
-    async def flush(self) -> None:
-        """Wait until all messages sent before this call have reached the peer's adapter."""
-        if (self._state.completed < self._state.sent or self._held) and not self._state.dead:
-            await self._flusher()
-        if self._state.dead and self._failure is not None:
-            raise self._failure()
+    async def flush(self, number: int | None = None) -> None:
+        """Wait until all messages sent before this call have reached the peer's adapter.
 
-    def _flusher(self) -> asyncio.Future[None]:
+        Args:
+            number: Wait for so many sends only, counted from the first.
+
+        Raises:
+            BaseException: The connection is over, and some have not, as far as is known; the
+                function of `fail` makes the exception.
+        """
+        state = self._state
+        if number is None:
+            number = state.sent
+        if state.completed < number and not self._settled:
+            await self._flusher(number)
+        if state.completed < number:
+            self.require_open()
+
+    def _flusher(self, number: int) -> asyncio.Future[None]:
+        """A future that ends when so many sends have reached the peer's adapter, or never will."""
         flusher: asyncio.Future[None] = self._link.loop.create_future()
         if self._flushers is EMPTY:
             self._flushers = deque()
-        self._flushers.append((self._state.sent, flusher))
+        self._flushers.append((number, flusher))
         self.attend()
         return flusher
 
@@ -267,24 +291,33 @@ class Sender:
 
         None if they have, or never will.  As `flush`, of a connection that is over, too.
         """
-        if self._held or self._state.completed >= self._state.sent:
+        number = self._state.sent - self._state.flushed
+        if self._held or self._state.completed >= number:
             return None
-        return self._flusher()
+        return self._flusher(number)
 
     def hold(self) -> None:
-        """Have sends and flushes wait: the adapter has failed, and the reason is not known yet.
-
-        A flushed message has completed, too, but has not reached the peer.
-        """
+        """Have sends wait: the adapter has failed, and the reason is not known yet."""
         self._held = True
         self._state.drop()
+        if self._state.dead:
+            self.settle()
         self.attend()
 
     def fail(self, failure: Callable[[], BaseException]) -> None:
-        """The connection is over: every call raises the exception that `failure` makes."""
+        """The connection is over: sends raise the exception that `failure` makes.
+
+        So do flushes of what has not arrived, from `settle` on.
+        """
         self._state.dead = True
         self._state.drop()
         self.refuse(failure)
+        if self._held:
+            self.settle()
+
+    def settle(self) -> None:
+        """No further send is going to complete with success, or it is not waited for."""
+        self._settled = True
         self._end_flush(self._state.sent)
 
     def refuse(self, failure: Callable[[], BaseException]) -> None:
@@ -305,9 +338,12 @@ class Goodbye:
         outcome: Whether the connection is over.
         sender: Sends END.
         ending: The end that this is a part of.
+
+    Attributes:
+        said: The number of sends before END; None: it was not said yet.
     """
 
-    __slots__ = ("_aborted", "_config", "_ending", "_link", "_outcome", "_said", "_sender", "_task")
+    __slots__ = ("_aborted", "_config", "_ending", "_link", "_outcome", "_sender", "_task", "said")
 
     def __init__(
         self,
@@ -323,7 +359,7 @@ class Goodbye:
         self._sender = sender
         self._ending = ending
         self._aborted = False
-        self._said = False  # END
+        self.said: int | None = None
         self._task: asyncio.Task[None] | None = None
 
     def abort(self) -> bool:
@@ -341,6 +377,8 @@ class Goodbye:
         """
         if self._outcome.cause is None and not self._ending.left:
             await self._say(drained)
+        elif not self._aborted:
+            await self._arrived(_OVERTAKEN_S)
         over()
         if self._aborted:
             await self.linger()
@@ -372,17 +410,26 @@ class Goodbye:
     async def say_end(self, drained: Callable[[], Awaitable[None]]) -> None:
         """Send END behind all messages, once; returns when everything has arrived.
 
+        A peer that has closed in good order has no use for END, so that it may be missing.
+
         Raises:
-            ConnectionLostError: The connection is lost.
+            ConnectionLostError: The connection is lost, and not everything has arrived, as far as
+                is known.
 
         Cancellation: END may not be sent yet.
         """
         await drained()
-        await self._sender.flush_all()
-        if not (self._said or self._config.raw):
-            self._said = True
-            self._sender.control(FrameKind.END)
+        if self.said is None:
             await self._sender.flush_all()
+        if self.said is None and not self._config.raw:
+            self.said = self._link.state.sent
+            self._sender.control(FrameKind.END)
+        try:
+            await self._sender.flush_all()
+        except ConnectionLostError:
+            if not self._outcome.left:
+                raise
+            await self._sender.flush(self.said)
 
     async def deliver(self) -> None:
         """Wait until sent messages have arrived: the loop is about to be closed."""
@@ -393,15 +440,20 @@ class Goodbye:
 
     async def linger(self) -> None:
         """Wait until posted messages have arrived, for a bounded time."""
-        end = now() + self._config.close_timeout_s
-        while not self._ending.left and self._link.can_send:
+        if not await self._arrived(self._config.close_timeout_s, unless=lambda: self._ending.left):
+            _log.info("%s: what was sent has not arrived", self._link.peer_name())
+
+    async def _arrived(self, seconds: float, unless: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until posted messages have arrived, or never will; False after so many seconds."""
+        end = now() + seconds
+        while self._link.can_send and not unless():
             arriving = self._sender.arriving()
             if arriving is None:
-                return
+                break
             arriving.add_done_callback(self._ending.wake)
             if not await self._ending.event(end - now()):
-                _log.info("%s: what was sent has not arrived", self._link.peer_name())
-                return
+                return False
+        return True
 
 
 #: Memory that the peer reads: registered for a message, or a part of a `Memory`.
@@ -554,19 +606,20 @@ class Exposer:
         self.check_size(size)
         patience = self._config.stall_timeout_s
         try:
-            with Limit(patience):
-                await self._exposed(parts, size, imm, opening)
+            with Limit(patience), self._outcome.explaining():
+                regions = await self._exposed(parts, size, imm, opening)
         except RdmaTimeoutError:
             raise
         except TimeoutError as exc:
             assert patience is not None
             raise stalled_error(patience) from exc
-        except ResourceClosedError:  # an object of the adapter; the connection may be lost
-            if self._outcome.cause is None:
-                raise
-            raise self._outcome.failure() from None
+        # The message has arrived, whatever a deregistration says, or how long it takes.
         self._link.state.messages_sent += 1
         self._link.state.bytes_sent += size
+        if size > INLINE_BYTES:
+            with contextlib.suppress(OSError, MemoryError), Limit(DEREGISTER_S):
+                for region in regions:
+                    await region.wait_closed()
 
     def check_size(self, size: int) -> None:
         """Raise MessageTooLargeError if the peer takes no message of this size."""
@@ -583,7 +636,8 @@ class Exposer:
 
     async def _exposed(
         self, parts: list[memoryview], size: int, imm: int | None, opening: Opening | None
-    ) -> None:
+    ) -> list[Readable]:
+        """Wait until the peer has read a message; the memory that is being deregistered."""
         state = self._link.state
         state.large_waiting += 1  # a later message does not go past it in fragments
         try:
@@ -605,11 +659,7 @@ class Exposer:
             # pair.
             for region in own:
                 region.close()
-        if size > INLINE_BYTES:
-            # The message has arrived; a deregistration that takes long goes on without the caller.
-            with contextlib.suppress(TimeoutError), Limit(DEREGISTER_S):
-                for region in own:
-                    await region.wait_closed()
+        return own
 
     def _plan(self, parts: list[memoryview], size: int) -> list[_Run]:
         """The pieces of a message, as few as the peer can be told."""

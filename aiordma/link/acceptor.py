@@ -42,6 +42,7 @@ from aiordma.link.source import peer_text, source_of
 from aiordma.link.tally import count
 from aiordma.logs import log_of
 from aiordma.loop import background
+from aiordma.verbs.resource import Resource
 
 __all__ = ["Acceptor", "Request"]
 
@@ -396,10 +397,18 @@ class Acceptor:
         self._ended = True
 
     async def wait_closed(self) -> None:
-        """Wait until the port is free again.  Cancellation: ends the wait."""
+        """Wait until the port is free again.  Cancellation: ends the wait.
+
+        It does not raise where the kernel refuses to free it, as for a process that has changed its
+        user: the server has ended all the same, and the refusal is in the log.
+        """
         if self.handshakes:
             await asyncio.wait(list(self.handshakes))
-        for cm_id in self._gone:
-            await cm_id.wait_closed()
+        gone: list[Resource] = [*self._gone]
         if self._channel is not None:
-            await self._channel.wait_closed()
+            gone.append(self._channel)
+        for each in gone:
+            try:
+                await each.wait_closed()
+            except OSError as exc:
+                _log.info("%r: %s", each, exc)

@@ -41,7 +41,7 @@ import os
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol, cast
 
-from aiordma.errors import ConnectTimeoutError
+from aiordma.errors import PeerSilentError
 from aiordma.loop import registry
 from aiordma.loop.timers import Timer, call_later, now
 
@@ -399,13 +399,10 @@ class Keepalive:
         if (group := self._group) is not None and group.ended is None:
             group.end(self._wheel.tick())
 
-    def _silence(self, seconds: float) -> ConnectTimeoutError:
-        hint = (
-            "is its event loop blocked, as by time.sleep() or a debugger, has its host stopped, or "
-            f"is the wire cut? {self._setting} is the limit"
-        )
+    def _silence(self, seconds: float) -> PeerSilentError:
+        hint = f"{PeerSilentError.hint} {self._setting} is the limit"
         text = f"nothing heard from the peer for {seconds:.0f} s ({hint})"
-        error = ConnectTimeoutError(errno.ETIMEDOUT, text)
+        error = PeerSilentError(errno.ETIMEDOUT, text)
         error.hint = hint
         return error
 
@@ -424,7 +421,7 @@ class Keepalive:
         def look() -> None:
             if progress() == before:
                 text = f"closing: nothing has moved for {seconds} s"
-                give_up(ConnectTimeoutError(errno.ETIMEDOUT, text))
+                give_up(PeerSilentError(errno.ETIMEDOUT, text))
             else:
                 self.expect_progress(progress, seconds, give_up)
 

@@ -25,6 +25,7 @@ from typing import Any, Protocol, Self
 
 from aiordma.logs import log_of
 from aiordma.loop import fork
+from aiordma.loop.uncopied import Uncopied
 
 __all__ = [
     "BOUNDS_S",
@@ -229,7 +230,7 @@ def remove_tracer(tracer: Tracer) -> None:
         _tracers = tuple(each for each in _tracers if each is not tracer)
 
 
-class Operation:
+class Operation(Uncopied):
     """Counts, times and traces an operation; a context manager around the whole of it.
 
     An exception inside the block makes it a failed operation, which is counted and not timed; a

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from aiordma.cm.address import Address
+from aiordma.loop.uncopied import Uncopied
 
-__all__ = ["RdmaTransportSocket", "SocketAddress", "SocketOption", "address_of"]
+__all__ = ["RdmaTransportSocket", "SocketAddress", "SocketOption", "address_of", "shown"]
 
 #: As `socket.getsockname()` has it: (host, port), for IPv6 (host, port, flow, scope).
 SocketAddress = tuple[str, int] | tuple[str, int, int, int]
@@ -31,7 +32,7 @@ _DEFAULTS: dict[SocketOption, int] = {
 }
 
 
-class RdmaTransportSocket:
+class RdmaTransportSocket(Uncopied):
     """The stand-in for the socket of an RDMA transport or server, as `asyncio.TransportSocket` is.
 
     `get_extra_info("socket")` of a transport gives it, and `sockets` of a server has one for each
@@ -220,10 +221,6 @@ class RdmaTransportSocket:
         """
         raise OSError(errno.EOPNOTSUPP, "an RDMA connection has no socket to duplicate")
 
-    def __getstate__(self) -> Any:
-        msg = f"Cannot serialize {type(self).__name__} object"
-        raise TypeError(msg)
-
     def __repr__(self) -> str:
         peer = "" if self._peername is None else f", raddr={self.getpeername()}"
         return (
@@ -236,6 +233,11 @@ def address_of(sockaddr: Any) -> Address:
     """(host, port) of an address of `getsockname` or `getaddrinfo`; the host with its scope."""
     scope = f"%{sockaddr[3]}" if len(sockaddr) == 4 and sockaddr[3] else ""
     return f"{sockaddr[0]}{scope}", sockaddr[1]
+
+
+def shown(name: str, fact: Any) -> Any:
+    """A fact as `get_extra_info` of asyncio shows it: an address of IPv6 has four parts."""
+    return _as_socket(fact) if name in ("peername", "sockname") and fact else fact
 
 
 def _as_socket(address: Address) -> SocketAddress:

@@ -233,6 +233,11 @@ class WorkerPool:
                 while self._draining:
                     self._draining.pop().release()
 
+    @property
+    def unfinished(self) -> int:
+        """Jobs that run, or wait to.  In any thread."""
+        return self._unfinished
+
     def drain(self, timeout: float) -> bool:
         """Block until every submitted job is done, at most `timeout` seconds; False if not.
 

@@ -27,6 +27,7 @@ from typing import Any, Self
 from aiordma._ffi import ffi
 from aiordma.errors import ResourceBusyError, ResourceClosedError
 from aiordma.loop import background, fork
+from aiordma.loop.uncopied import Uncopied
 from aiordma.tensors import buffer_of
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion, bytes_of
@@ -88,7 +89,7 @@ class _Use:
         self._cache.give(self._region)
 
 
-class RegistrationCache:
+class RegistrationCache(Uncopied):
     """Registrations of callers' buffers, kept for the next use.
 
     ::

@@ -40,6 +40,7 @@ from aiordma.errors import (
 from aiordma.logs import log_of
 from aiordma.loop import fork
 from aiordma.loop.running import check_loop, from_finalizer
+from aiordma.loop.uncopied import Uncopied
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.lent import LentPart, Overlaps
 from aiordma.memory.memlock import FIRST
@@ -82,7 +83,7 @@ def windows_of(context: Context) -> MWType | None:
     return MWType.TYPE_1 if flags & DeviceCapFlags.MEM_WINDOW else None
 
 
-class Memory:
+class Memory(Uncopied):
     """Memory that is registered once, for all connections that are made with it.
 
     ``async with Memory(1 << 30) as memory`` registers it; `connect`, `listen`, `serve`, `Pool` and

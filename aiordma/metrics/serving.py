@@ -36,6 +36,7 @@ from typing import Any, Self
 from aiordma.errors import errno_error
 from aiordma.logs import log_of
 from aiordma.loop import fork
+from aiordma.loop.uncopied import Uncopied
 from aiordma.metrics.snapshot import snapshot
 
 __all__ = ["Service", "default_paths", "dump_on_signal", "is_owned", "serve", "start_of"]
@@ -144,7 +145,7 @@ def as_json(**more: Any) -> bytes:
     return json.dumps({**seen, **more}).encode()
 
 
-class Service:
+class Service(Uncopied):
     """Answers on a Unix socket, until `close`; made by `serve`.
 
     Also a context manager.

@@ -32,6 +32,7 @@ from aiordma._core import Message
 from aiordma.arguments import check_kind
 from aiordma.errors import RequestError, ResourceClosedError
 from aiordma.loop.running import check_loop, from_finalizer
+from aiordma.loop.uncopied import Uncopied
 from aiordma.loop.wait_line import WaitLine
 from aiordma.requests.budget import FREE_BYTES, Share
 from aiordma.requests.outbox import Outbox
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
 __all__ = ["Request", "Requests", "Served"]
 
 
-class Request:
+class Request(Uncopied):
     """A request of the peer; from `Connection.requests`.
 
     It is to be answered once, by `reply` or `fail`.  A request that is forgotten without an answer
@@ -520,7 +521,7 @@ class Served:
         self._line.grant_all(None)
 
 
-class Requests:
+class Requests(Uncopied):
     """Async iterator over the requests of the peer, from `Connection.requests`.
 
     Several tasks may share an iterator, or have one each: each request goes to one of them.

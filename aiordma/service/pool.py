@@ -41,6 +41,7 @@ from aiordma.errors import ConnectionLostError, PoolTimeoutError, ResourceClosed
 from aiordma.loop import fork
 from aiordma.loop.limit import Limit
 from aiordma.loop.running import check_loop, from_finalizer
+from aiordma.loop.uncopied import Uncopied
 from aiordma.memory.shared import Memory
 
 __all__ = ["Pool", "PoolStats"]
@@ -461,7 +462,7 @@ def _closed() -> ResourceClosedError:
     return ResourceClosedError(errno.ECONNABORTED, "the pool is closed")
 
 
-class Pool:
+class Pool(Uncopied):
     """Connections to one server, kept open, and replaced when they break.
 
     ``async with`` opens it, and closes it in good order; after an exception in the block without

@@ -32,6 +32,7 @@ from aiordma.link.limits import ListenerLimits
 from aiordma.link.log_share import LogShare
 from aiordma.logs import FOR_ALL, log_of
 from aiordma.loop.running import check_loop, check_thread
+from aiordma.loop.uncopied import Uncopied
 from aiordma.memory.shared import Memory
 
 __all__ = ["Handler", "Server", "serve"]
@@ -118,7 +119,7 @@ def serve(
     return Opening(open_(), "serve")
 
 
-class Server:
+class Server(Uncopied):
     """Serves connections by a handler; made by `serve`.
 
     `async with` stops it in good order, also after an exception in the block.

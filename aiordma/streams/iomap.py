@@ -16,6 +16,7 @@ from typing import Any
 from aiordma.arguments import whole
 from aiordma.errors import ConnectionLostError
 from aiordma.loop import fork
+from aiordma.loop.uncopied import Uncopied
 from aiordma.rsocket.iomap import Mapping
 from aiordma.rsocket.machine import Machine
 from aiordma.streams.stream_port import StreamPort
@@ -30,7 +31,7 @@ _WRITABLE = Access.LOCAL_WRITE | Access.REMOTE_WRITE
 _LAST_OFFSET = (1 << 63) - 1
 
 
-class MappedRegion:
+class MappedRegion(Uncopied):
     """Memory of this end that the peer may write to; made by `StreamIomap.map`.
 
     Attributes:
@@ -75,7 +76,7 @@ class MappedRegion:
         self.close()
 
 
-class StreamIomap:
+class StreamIomap(Uncopied):
     """The mappings of both ends of a stream; `RdmaTransport.iomap`.
 
     All of it ends with the connection.

@@ -43,6 +43,7 @@ from aiordma.loop import fork, registry
 from aiordma.loop.limit import PatientLimit
 from aiordma.loop.raised import ENDS_THE_LOOP
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
+from aiordma.loop.uncopied import Uncopied
 from aiordma.loop.wait_line import WaitLine
 from aiordma.rsocket.wire import Hello
 from aiordma.streams.plan import plan_of
@@ -57,7 +58,7 @@ __all__ = ["RdmaServer", "create_server", "start_server"]
 _log = log_of("listener")
 
 
-class RdmaServer(asyncio.AbstractServer):
+class RdmaServer(Uncopied, asyncio.AbstractServer):
     """A stream server; made by `create_server` and `start_server`.
 
     `wait_closed()` waits for the connections to end, as asyncio's does since Python 3.12.  While it

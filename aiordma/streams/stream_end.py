@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 
-from aiordma.errors import ConnectionLostError, ConnectTimeoutError, lost_error
+from aiordma.errors import ConnectionLostError, lost_error
 from aiordma.link.ending import Ending, LastSteps
 from aiordma.logs import log_of
 from aiordma.rsocket.machine import Machine
@@ -23,7 +23,7 @@ _log = log_of("stream")
 
 def lost(cause: BaseException) -> BaseException:
     """The exception for a program whose connection ended for this cause."""
-    if isinstance(cause, (ConnectionLostError, ConnectTimeoutError)):
+    if isinstance(cause, ConnectionLostError):
         return cause
     return lost_error(cause)
 

@@ -11,6 +11,7 @@ from typing import Any
 from aiordma._core import StreamState
 from aiordma.arguments import refuse_objects
 from aiordma.loop import fork
+from aiordma.loop.uncopied import Uncopied
 from aiordma.streams.incoming import Incoming
 from aiordma.streams.tls import start_tls
 from aiordma.streams.transport import RdmaTransport
@@ -27,7 +28,7 @@ _EVERYTHING = 1 << 32
 _AHEAD = range(64 * 1024, (64 << 20) + 1)
 
 
-class RdmaStreamReader(asyncio.StreamReader):
+class RdmaStreamReader(Uncopied, asyncio.StreamReader):
     """An `asyncio.StreamReader` that can also read into the caller's own memory.
 
     As long as a task waits here, arrived bytes stay where the adapter has put them; the task is
@@ -305,7 +306,7 @@ class RdmaStreamReader(asyncio.StreamReader):
             raise
 
 
-class RdmaStreamWriter(asyncio.StreamWriter):
+class RdmaStreamWriter(Uncopied, asyncio.StreamWriter):
     """An `asyncio.StreamWriter` whose `start_tls` works on uvloop, too."""
 
     _protocol: Any

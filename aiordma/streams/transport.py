@@ -50,10 +50,12 @@ from aiordma.link.adapter_side import reason_of
 from aiordma.link.keepalive import Keepalive
 from aiordma.link.stream_sockets import stream_socket
 from aiordma.link.tally import count
+from aiordma.link.transport_socket import shown
 from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_thread, from_finalizer
 from aiordma.loop.timers import now
+from aiordma.loop.uncopied import Uncopied
 from aiordma.streams.incoming import Incoming
 from aiordma.streams.iomap import StreamIomap
 from aiordma.streams.outgoing import Outgoing
@@ -93,7 +95,7 @@ def _not_taken() -> ConnectionLostError:
 
 
 # The base class has asyncio's `pause_writing` and water marks, and attributes for `loop.sendfile`.
-class RdmaTransport(transports._FlowControlMixin):
+class RdmaTransport(Uncopied, transports._FlowControlMixin):
     """A stream connection; made by `create_connection`, `open_connection` and the servers.
 
     All of asyncio's `Transport` works, with the same meaning.  `get_extra_info` knows `peername`,
@@ -667,7 +669,8 @@ class RdmaTransport(transports._FlowControlMixin):
         if name == "gid_index" and "gid_index" not in self._extra:
             with contextlib.suppress(OSError, ResourceClosedError, ForkedError):
                 self._extra[name] = self._port.gid_index()
-        return super().get_extra_info(name, default)
+        fact = super().get_extra_info(name, default)
+        return fact if fact is default else shown(name, fact)
 
     @property
     def _stage(self) -> str:

@@ -29,6 +29,7 @@ from aiordma.logs import log_of
 from aiordma.loop import fork, registry
 from aiordma.loop.pump import FdPump
 from aiordma.loop.raised import ENDS_THE_LOOP, throw
+from aiordma.loop.uncopied import Uncopied
 from aiordma.loop.weak_table import WeakTable
 from aiordma.verbs.context import Context, copy_of
 from aiordma.verbs.enums import AsyncEventType
@@ -222,7 +223,7 @@ def subscribe(
     return end
 
 
-class DeviceEvents:
+class DeviceEvents(Uncopied):
     """Async iterator over a device's events, from its creation on.
 
     Ports that go up and down (PORT_ACTIVE, PORT_ERR), changes of their addresses (GID_CHANGE,

@@ -25,9 +25,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from aiordma.arguments import check_kind, check_seconds, fitting, whole
-from aiordma.errors import ConnectTimeoutError, ProtocolError, os_error
+from aiordma.errors import ConnectTimeoutError, ProtocolError, os_error, prefix_subject
 from aiordma.interfaces import eui_64, has_address
 from aiordma.loop.limit import Limit
+from aiordma.loop.uncopied import Uncopied
 from aiordma.loop.workers import call_blocking, connecting
 from aiordma.verbs.ah import AHAttributes
 from aiordma.verbs.context import Context, GidEntry
@@ -229,7 +230,7 @@ class _Move:
             qp._moving = None
 
 
-class BringUp:
+class BringUp(Uncopied):
     """A queue pair on its way to a peer that the program knows by itself.
 
     Takes the queue pair to INIT, so that receives can be posted, and knows its address.  `connect`
@@ -327,6 +328,12 @@ class BringUp:
                 raise
             msg = f"no answer from the neighbor of queue pair {qp.num} within {timeout} s"
             raise ConnectTimeoutError(errno.ETIMEDOUT, msg) from exc
+        except OSError as exc:
+            if exc.errno == errno.ENODATA:  # the GID was there when the address was made
+                gid = socket.inet_ntop(socket.AF_INET6, self.address.gid)
+                name, port = qp.pd.context.name, self.config.port_num
+                prefix_subject(exc, f"GID {gid}, index {self.gid_index} of port {port} of {name}")
+            raise
         finally:
             move.leave(qp)
         qp.modify(**to_send)

@@ -31,6 +31,7 @@ from aiordma._ffi import ffi, lib
 from aiordma.arguments import fitting
 from aiordma.errors import ResourceBusyError, ResourceClosedError
 from aiordma.loop.slots import sub_index
+from aiordma.loop.uncopied import Uncopied
 from aiordma.verbs.enums import SendFlags
 from aiordma.verbs.mr import SGE, MemoryRegion, check_index, place_of
 from aiordma.verbs.resource import Resource
@@ -114,7 +115,7 @@ class _Entry(Posted):
         return self.post._number(self.retired + occurrence, self.position)
 
 
-class PreparedPost:
+class PreparedPost(Uncopied):
     """Requests that are posted again and again: the stateful verb method of jVerbs.
 
     Made by `QueuePair.prepare_send` and `QueuePair.prepare_recv`.  Each `execute()` posts the list

@@ -39,6 +39,7 @@ from aiordma.loop import fork
 from aiordma.loop.job import Job
 from aiordma.loop.limit import Limit
 from aiordma.loop.running import running_loop
+from aiordma.loop.uncopied import Uncopied
 from aiordma.loop.workers import reaper
 
 __all__ = ["Resource", "ResourceState"]
@@ -65,7 +66,7 @@ Owner._set_rules(
 )  # fmt: skip
 
 
-class Resource(Owner):
+class Resource(Uncopied, Owner):
     """Base of all objects that own a C handle.
 
     `with` closes it at the end of the block; `async with` also waits until the C object is

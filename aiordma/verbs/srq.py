@@ -44,6 +44,7 @@ from aiordma.loop import fork
 from aiordma.loop.credits import Credits
 from aiordma.loop.slots import SUB_SHIFT, TAG_SHIFT, SlotTable
 from aiordma.loop.steps import Steps
+from aiordma.loop.uncopied import Uncopied
 from aiordma.verbs import async_event
 from aiordma.verbs.async_event import AsyncEvent
 from aiordma.verbs.comp_channel import SHARED_TAG, shared_queues
@@ -130,7 +131,7 @@ class _Receive:
             region._let_go()
 
 
-class PreparedReceives:
+class PreparedReceives(Uncopied):
     """Receives of a shared queue that are posted again and again.
 
     Made by `SharedReceiveQueue.prepare_recv`.  Each `execute()` posts the list once more; each

@@ -12,7 +12,7 @@ from random import Random
 import aiordma
 from aiordma import StreamConfig
 from aiordma.cm import EventChannel
-from aiordma.errors import ConnectionLostError, ConnectTimeoutError
+from aiordma.errors import ConnectionLostError
 from tests.device.oracle import until
 from tests.device.rsocket_peer import Peer
 from tests.native_ends import resolved
@@ -70,7 +70,7 @@ class Victim(asyncio.Protocol):
         async with asyncio.timeout(LIMIT_S):
             await self.lost.wait()
         (exc,) = self.ends
-        assert exc is None or isinstance(exc, (ConnectionLostError, ConnectTimeoutError)), exc
+        assert exc is None or isinstance(exc, ConnectionLostError), exc
         return exc
 
 

@@ -90,7 +90,7 @@ async def test_g05_messages_and_memory(address: str, mistakes: Mistakes) -> None
                 ("write(data)", lambda x: client.write(there, x), [*NO_BYTES, STRIDED]),
                 ("write(offset)", lambda x: client.write(there, b"12345678", offset=x), NO_OFFSET),
                 ("write(imm)", lambda x: client.write(there, b"1", imm=x), NO_32_BITS),
-                ("fetch_add(value)", lambda x: client.fetch_add(there, x), NO_64_BITS),
+                ("fetch_add(value)", lambda x: client.fetch_add(there, x), NO_INT_OR_NONE),
                 ("fetch_add(remote)", lambda x: client.fetch_add(x, 1), NO_REGION),
                 (
                     "fetch_add(offset)",

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import ipaddress
+import json
 import struct
+import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +21,7 @@ from aiordma import (
     FlushedError,
     NotSupportedError,
     ProtocolError,
+    RdmaOSError,
     ResourceBusyError,
     ResourceClosedError,
     TransportRetryError,
@@ -452,6 +458,43 @@ async def test_a_peer_that_is_gone_fails_a_send(settings: dict[str, int]) -> Non
         with pytest.raises(TransportRetryError):
             await one.qp.send(source)
         assert one.qp.state == QPState.ERR
+
+
+def ip(*words: str) -> str:
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
+
+
+@contextlib.contextmanager
+def second_address(address: str) -> Iterator[tuple[bytes, Callable[[], object]]]:
+    """The GID of another address of the same card, and a function that takes the address away."""
+    (card,) = (
+        link["ifname"]
+        for link in json.loads(ip("-j", "address"))
+        if address in [each.get("local") for each in link["addr_info"]]
+    )
+    words = ("10.80.0.99/32", "dev", card)
+    ip("address", "add", *words)
+    try:
+        yield (
+            ipaddress.IPv6Address("::ffff:10.80.0.99").packed,
+            lambda: ip("address", "del", *words),
+        )
+    finally:
+        if "10.80.0.99" in ip("address"):
+            ip("address", "del", *words)
+
+
+async def test_an_address_that_goes_is_named(address: str) -> None:
+    async with hand_made() as (one, two):
+        with second_address(address) as (gid, take_away):
+            await until(lambda: gid in [each.gid for each in one.context.gid_table()])
+            up, other = one.bring_up(gid_index=index_of(one, gid)), two.bring_up()
+            take_away()
+            await until(lambda: gid not in [each.gid for each in one.context.gid_table()])
+            with pytest.raises(RdmaOSError, match=r"GID ::ffff:10\.80\.0\.99, index") as caught:
+                await up.connect(other.address)
+    assert caught.value.errno == errno.ENODATA
+    assert "aiordma gids" in caught.value.hint
 
 
 async def test_a_queue_pair_is_brought_up_once() -> None:

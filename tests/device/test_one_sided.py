@@ -173,6 +173,35 @@ async def test_a_bytearray_is_exported_while_it_is_read_into(pair: Pair) -> None
         into.append(0)
 
 
+@pytest.mark.parametrize("how", ["close", "abort"])
+async def test_the_end_by_the_peer_is_no_closed_region(address: str, how: str) -> None:
+    """Neither for operations in line for their turn, nor for a later call with that memory."""
+    config = aiordma.ConnectionConfig(one_sided_depth=2)
+    async with paired(address, config) as pair:
+        client, server = pair
+        memory = await client.register(4096)
+        async with exposed(pair, bytearray(4096), read=True, write=True) as remote:
+            calls = [
+                call(remote, memory) for _ in range(20) for call in (client.read, client.write)
+            ]
+            tasks = [asyncio.create_task(call) for call in calls]
+            await asyncio.sleep(0)
+            if how == "abort":
+                server.abort()
+            else:
+                await server.close()
+            await asyncio.wait(tasks)
+            await client.wait_closed()
+            for task in tasks:
+                assert task.exception() is None or isinstance(
+                    task.exception(), aiordma.ConnectionLostError
+                )
+            for call in (client.read, client.write):
+                for local in (memory, SGE(memory, 0, 8)):
+                    with pytest.raises(aiordma.ConnectionLostError):
+                        await call(remote, local)
+
+
 @pytest.mark.parametrize("how", ["close", "abort", "the peer"])
 async def test_a_connection_that_ends_lets_go_of_the_buffers(address: str, how: str) -> None:
     async with paired(address) as pair:
@@ -248,13 +277,15 @@ async def test_atomics(pair: Pair, is_siw: bool) -> None:
     counter = array.array("Q", [5, (1 << 64) - 1])
     async with exposed(pair, counter, atomic=True, read=True) as remote:
         assert await client.fetch_add(remote, 3) == 5
+        assert await client.fetch_add(remote, -1) == 8
+        assert await client.fetch_add(remote, (1 << 64) + 1) == 7
         assert await client.fetch_add(remote, 2, offset=8) == (1 << 64) - 1
         assert await client.compare_swap(remote, 8, 100) == 8
         assert await client.compare_swap(remote, 8, 200) == 100
         added = await asyncio.gather(*(client.fetch_add(remote, 1) for _ in range(100)))
         assert sorted(added) == list(range(100, 200))
     assert counter.tolist() == [200, 1]
-    assert client.stats.atomics == 104
+    assert client.stats.atomics == 106
 
 
 async def test_what_is_wrong_is_refused_before_it_costs_the_connection(pair: Pair) -> None:
@@ -294,7 +325,7 @@ async def test_what_is_wrong_is_refused_before_it_costs_the_connection(pair: Pai
         with pytest.raises(ValueError, match="multiple of 8"):
             await wrong
     with pytest.raises(ValueError, match="64 bits"):
-        await client.fetch_add(RemoteRegion(4096, 8, 1, Access.REMOTE_ATOMIC), 1 << 64)
+        await client.compare_swap(RemoteRegion(4096, 8, 1, Access.REMOTE_ATOMIC), 1 << 64, 0)
     await are_alive(pair)
 
 

@@ -76,6 +76,42 @@ def test_b02_a_node_of_mode_0600(address: str, node: str) -> None:
     assert "modprobe" not in words
 
 
+CHANGES_ITS_USER = """
+import asyncio, contextlib, os, sys
+import aiordma
+
+async def echo(conn):
+    async for message in conn:
+        await conn.send(message)
+
+async def exchange(conn, data):
+    await conn.send(data)
+    assert bytes(await conn.recv()) == data
+
+async def main(address):
+    server = await aiordma.serve(echo, address, 0)
+    async with aiordma.connect(address, server.port) as conn:
+        await exchange(conn, b"as root")
+        os.setuid(65534)
+        with contextlib.suppress(ConnectionError):  # a software adapter posts by a call
+            await exchange(conn, b"as nobody")
+    await server.stop()
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+def test_a_server_that_has_changed_its_user_stops(address: str) -> None:
+    """The kernel takes no calls of it any more, and what it has served is closed all the same."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", CHANGES_ITS_USER, address],
+        capture_output=True, check=False, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    print(done.stderr)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+
+
 def test_b03_memory_that_may_not_be_pinned(address: str) -> None:
     each = plan_of(aiordma.ConnectionConfig()).pinned
     for limit in (0, each - 1):

@@ -172,8 +172,8 @@ static void check_messages(const struct aio_message_state *m, uint32_t sends)
     CHECK(m->large + m->inner <= m->tail - m->head);
     CHECK(!m->fragments || m->missing);
     CHECK(m->credits >= 0 && m->unused >= 0 && m->n_back <= AIO_CHAIN);
-    CHECK(m->n_unposted <= AIO_SEND_CHAIN && m->n_unposted <= m->sent - m->completed);
-    CHECK(m->completed <= m->sent && m->n_marks <= AIO_CREDIT_FRAMES);
+    CHECK(m->n_unposted <= AIO_SEND_CHAIN && m->n_unposted <= m->sent - m->completed - m->flushed);
+    CHECK(m->completed + m->flushed <= m->sent && m->n_marks <= AIO_CREDIT_FRAMES);
     CHECK(m->done_tail - m->done_head <= m->done_mask + 1);
     CHECK(m->dones.tail - m->dones.head <= m->dones.mask + 1);
     CHECK(m->dones_pending.tail - m->dones_pending.head <= m->dones_pending.mask + 1);
@@ -384,7 +384,7 @@ static void fuzz_messages(struct input *in)
             if (take8(in) % 8 == 0)
                 wc.status = IBV_WC_RETRY_EXC_ERR;
             if (!m->base.take(&m->base, &wc)) /* the connection fails; its slot stays under way */
-                m->completed++;
+                m->flushed++;
             break;
         case 4: /* the program receives */
             if (m->head == m->tail)

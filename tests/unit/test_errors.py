@@ -58,6 +58,7 @@ BASES: dict[str, tuple[type[BaseException], ...]] = {
     "ConnectionLostError": (ConnectionResetError, ConnectionError),
     "ConnectionEndedError": (EOFError, ConnectionError, errors.PeerGoneError),
     "PeerGoneError": (ConnectionError,),
+    "PeerSilentError": (errors.ConnectionLostError,),
     "ProtocolError": (errors.ConnectionLostError,),
     "MessageDamagedError": (errors.ConnectionLostError,),
     "RequestError": (Exception,),
@@ -102,6 +103,10 @@ def test_a_loop_that_tries_again_needs_one_clause() -> None:
     ):  # fmt: skip
         assert issubclass(kind, ConnectionError)
     assert issubclass(errors.ConnectionLostError, errors.PeerGoneError)
+
+
+def test_a_loop_that_goes_on_after_a_time_out_does_not_go_on_with_a_dead_connection() -> None:
+    assert not issubclass(errors.PeerSilentError, TimeoutError)
 
 
 # ---- completions ---------------------------------------------------------------------------

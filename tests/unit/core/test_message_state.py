@@ -262,6 +262,7 @@ def test_at_the_end_what_comes_back_unused_is_counted() -> None:
     assert one.take(flushed(SUB_RECV | 2))
     assert one.events == EVENT_IDLE
     assert state.under_way == 0
+    assert (state.completed, state.flushed) == (1, 1), "that send has not reached the peer"
     assert state.arrived == 0, "that is no message"
 
 

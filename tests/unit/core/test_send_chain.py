@@ -209,7 +209,8 @@ def test_a_refused_chain_ends_the_connection(taken: int) -> None:
     assert side.state.error == (errno.ENOMEM if taken < 3 else 0)
     assert side.state.n_unposted == 3 - taken
     side.state.drop()
-    assert (side.state.sent, side.state.completed) == (5, 3 - taken), "what is under way is posted"
+    assert (side.state.sent, side.state.flushed) == (5, 3 - taken), "what is under way is posted"
+    assert side.state.completed == 0, "none of them has reached the peer"
 
 
 def test_a_refused_chain_is_told_behind_an_exception() -> None:
@@ -248,7 +249,7 @@ def test_a_closed_connection_posts_nothing() -> None:
     side.state.close()
     side.end_turn()
     assert side.doorbells == [[1], [2]]
-    assert side.state.sent - side.state.completed == 2
+    assert side.state.sent - side.state.flushed == 2
 
 
 def raising(error: BaseException, times: int = 1) -> Callable[..., Any]:

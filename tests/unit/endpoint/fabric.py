@@ -41,7 +41,7 @@ from aiordma.link.keepalive import Wheel, loop_id
 from aiordma.memory import elastic
 from aiordma.memory.byte_budget import Account, ByteBudget
 from aiordma.memory.large_memory import LargeMemory
-from aiordma.verbs.enums import Access, Opcode, SendFlags, WCOpcode
+from aiordma.verbs.enums import Access, Opcode, SendFlags, WCOpcode, WCStatus
 from tests.inside.core import let_go, retain
 from tests.inside.endpoint import (
     greet,
@@ -424,6 +424,23 @@ class FakeLink(Link):
     def acknowledge(self) -> None:
         """The loop takes the oldest send completion."""
         self._complete(self._acknowledged())
+
+    def send_back(self, status: WCStatus) -> None:
+        """The adapter gives the oldest of its sends back, without success."""
+        slot = min(self.busy)
+        self.busy.discard(slot)
+        self._complete(completion(slot, status=status))
+
+    def acknowledge_and_fail(self, *, process: bool = False) -> None:
+        """One drain brings all that has completed, and behind it a failure of the queue pair.
+
+        Args:
+            process: Whether it also brings the frames that have landed.
+        """
+        received = [self._received() for _ in range(len(self.landed) * process)]
+        acknowledged = [self._acknowledged() for _ in range(len(self.unacked))]
+        failure = completion(SUB_RECV, WCOpcode.RECV, status=WCStatus.LOC_PROT_ERR)
+        self._complete(*received, *acknowledged, failure)
 
     def _acknowledged(self) -> Any:
         slot = self.unacked.popleft()

@@ -174,6 +174,41 @@ def test_a02_a_memory_that_stays_registered_is_said_once(
     assert all("the memory of a lease" in line and "busy" in line for line in said)
 
 
+def test_a_lease_without_a_block_is_told_what_to_write(run: Run) -> None:
+    async def main() -> None:
+        lease: Any = Side().lease()
+        with pytest.raises(TypeError, match=r"`async with connection\.expose\(\.\.\.\) as region`"):
+            await lease
+        with pytest.raises(TypeError, match="async with"), lease:
+            pass
+
+    run(main())
+
+
+def test_a_lease_has_more_time_while_others_are_destroyed_before_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of 12,000 leases at once took as long as the adapter has for a single one."""
+    limits: list[float] = []
+
+    async def main() -> None:
+        for others in (0, 12_000):
+            side = Side()
+
+            async def wait_closed(timeout: float) -> None:
+                limits.append(timeout)
+
+            side.region.wait_closed = wait_closed
+            reaper = SimpleNamespace(unfinished=others)
+            monkeypatch.setattr("aiordma.endpoint.lease.reaper", reaper)
+            async with side.lease():
+                pass
+
+    run(main())
+    assert limits[0] == 30
+    assert limits[1] >= 10 * limits[0]
+
+
 @pytest.mark.parametrize("name", list(LOOPS))
 def test_a02_a_lease_ends_with_the_loop(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Whether it ends while tasks are canceled, or when none begins any more."""

@@ -153,3 +153,11 @@ def test_an_empty_host_is_refused_at_the_call(run: Run) -> None:
         aiordma.connect("", 7471)
     with pytest.raises(ValueError, match="host is empty"):
         run(aiordma.open_connection("", 7471))
+
+
+@pytest.mark.parametrize("name", ["connect", "listen"])
+def test_a_block_without_async_is_told_what_to_write(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it is not told as well that nothing was awaited
+        with pytest.raises(TypeError, match=rf"`async with {name}\(\.\.\.\)`"):
+            CALLS[name]().__enter__()  # type: ignore[attr-defined]

@@ -321,6 +321,35 @@ def test_the_end_of_the_link_ends_all(run: Run, c: Lib) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("when", ["with its turn", "later"])
+def test_memory_that_the_end_has_closed_tells_of_the_end(run: Run, c: Lib, when: str) -> None:
+    """The connection closes the regions of `register`; that is no doing of the program."""
+
+    async def main() -> None:
+        place = Place(depth=1)
+        end = place.end
+        calls = [end.read(SGE(place.region, 0, 8)) for _ in range(2)]
+        first, second = (asyncio.create_task(call) for call in calls)
+        await settle()
+        end.outcome.cause = ConnectionLostError(errno.ECONNRESET, "gone")
+        end.state.over = True
+        place.region.close()
+        end.complete()
+        await called_by_the_loop(end.tell)  # the second is granted the number of the first
+        await first
+        with pytest.raises(ConnectionLostError, match="gone"):
+            await second
+        if when == "later":
+            for local in (place.region, SGE(place.region, 0, 8)):
+                with pytest.raises(ConnectionLostError, match="gone"):
+                    await end.read(local)
+                with pytest.raises(ConnectionLostError, match="gone"):
+                    await end.write(local)
+        await place.close()
+
+    run(main())
+
+
 def test_what_ends_the_loop_leaves_the_others_to_the_next_turn(run: Run, c: Lib) -> None:
     async def main() -> None:
         place = Place()

@@ -11,6 +11,7 @@ import pytest
 from aiordma._core import FRAME_HAS_IMM, Message, Waiting
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
 from aiordma.endpoint.wire import FRAME, FRAME_SIZE, FrameKind
+from aiordma.verbs.enums import WCStatus
 from tests.inside.endpoint import receiver_of, sender_of, waiting_in
 
 from ..conftest import LIMIT_S, Run, settle
@@ -133,20 +134,87 @@ def test_raw_messages_have_no_header(run: Run) -> None:
 
 
 def test_a_flush_waits_while_the_reason_of_the_end_is_not_known(run: Run) -> None:
-    """What the adapter flushed has completed, too, and has not arrived."""
+    """What the adapter flushed has come back, too, and has not arrived."""
+
+    async def main() -> None:
+        side = Side(send_depth=3)
+        side.grant(3)
+        for data in (b"x", b"y", b"z"):
+            await side.send(data)
+        side.sender.hold()
+        flushing = asyncio.create_task(side.sender.flush())
+        await settle()
+        side.link.send_back(WCStatus.WR_FLUSH_ERR)
+        side.acknowledge()  # not as an adapter does it, so that the sender looks once more
+        side.link.send_back(WCStatus.WR_FLUSH_ERR)
+        await settle()
+        assert side.state.under_way == side.state.receives, "all sends have come back"
+        assert not flushing.done(), "it says that the messages have arrived"
+        side.sender.fail(lost)
+        side.sender.settle()
+        with pytest.raises(ConnectionResetError):
+            await flushing
+
+    run(main())
+
+
+def test_a_flush_that_has_nothing_to_wait_for_ends_although_the_connection_has(run: Run) -> None:
+    async def main() -> None:
+        side = Side()
+        side.grant(2)
+        await side.send(b"x")
+        side.acknowledge()
+        side.sender.hold()
+        await side.sender.flush()
+        side.sender.fail(lost)
+        side.sender.settle()
+        await side.sender.flush()
+
+    run(main())
+
+
+@pytest.mark.parametrize("known", ["while the reason is looked for", "with it"])
+def test_what_has_arrived_before_the_end_is_flushed(run: Run, known: str) -> None:
+    """The task that waits runs only when the connection is over."""
 
     async def main() -> None:
         side = Side()
-        side.grant(1)
+        side.grant(2)
         await side.send(b"x")
-        side.sender.hold()
-        side.acknowledge()
-        flushing = asyncio.create_task(side.sender.flush())
+        first = asyncio.create_task(side.sender.flush())
+        await side.send(b"y")
+        both = asyncio.create_task(side.sender.flush())
         await settle()
-        assert not flushing.done(), "it says that the message has arrived"
+        if known != "with it":
+            side.sender.hold()
+        side.acknowledge()
         side.sender.fail(lost)
+        side.sender.settle()
+        await first
+        with pytest.raises(ConnectionResetError):
+            await both
+
+    run(main())
+
+
+def test_a_frame_that_was_never_sent_is_not_flushed(run: Run) -> None:
+    """All that was posted has arrived, and END waits for a slot that never comes."""
+
+    async def main() -> None:
+        side = Side()
+        for _ in range(CONTROL_SLOTS):
+            side.sender.control(FrameKind.DONE)
+        side.sender.control(FrameKind.END)
+        flushing = asyncio.create_task(side.sender.flush_all())
+        await settle()
+        side.state.dead = True  # before the slots are free, which would be given to END
+        for slot in sorted(side.link.busy):
+            side.acknowledge(slot)
+        side.sender.fail(lost)
+        side.sender.settle()
         with pytest.raises(ConnectionResetError):
             await flushing
+        assert FrameKind.END not in side.kinds
 
     run(main())
 
@@ -379,6 +447,7 @@ def test_failing_ends_every_wait_with_an_exception_of_its_own(run: Run) -> None:
         tasks.append(asyncio.create_task(side.sender.flush()))
         await settle()
         side.sender.fail(lost)
+        side.sender.settle()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert [str(result) for result in results] == ["lost"] * 4
         assert len(set(map(id, results))) == 4

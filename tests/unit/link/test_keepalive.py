@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from aiordma.endpoint.config import ConnectionConfig, plan_of
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.wire import FrameKind
-from aiordma.errors import ConnectTimeoutError
+from aiordma.errors import PeerSilentError
 from aiordma.link.keepalive import Keepalive
 from aiordma.streams.plan import plan_of as plan_of_stream
 from aiordma.streams.stream_config import StreamConfig
@@ -146,7 +146,7 @@ def test_a_dead_peer_is_asked_once_and_given_up_in_time() -> None:
     assert set(side.notes) == {"hears nothing from the peer, which was asked"}
     ((when, cause),) = side.failures
     assert 30 <= when <= 40
-    assert isinstance(cause, ConnectTimeoutError)
+    assert isinstance(cause, PeerSilentError)
     assert "nothing heard from the peer for" in str(cause)
     assert "event loop blocked" in cause.hint
     assert " idle_timeout_s of this side's" in cause.hint
@@ -174,7 +174,7 @@ def test_g09_a_silent_raw_peer_is_given_up_when_there_is_a_bound_for_it() -> Non
     side.clock.run_until(1000)
     ((when, cause),) = side.failures
     assert 480 + 100 <= when <= 480 + 25 + 125
-    assert isinstance(cause, ConnectTimeoutError)
+    assert isinstance(cause, PeerSilentError)
     assert not side.pings
 
 
@@ -282,7 +282,7 @@ def test_a_silent_stream_is_given_up_and_its_adapter_was_asked() -> None:
     stream.clock.run_until(100)
     ((when, cause),) = stream.failures
     assert when == 30
-    assert isinstance(cause, ConnectTimeoutError)
+    assert isinstance(cause, PeerSilentError)
     assert stream.probes == [5, 10, 15, 20, 25]
 
 

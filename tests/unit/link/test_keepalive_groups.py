@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from aiordma.endpoint.config import ConnectionConfig, plan_of
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.wire import FrameKind
-from aiordma.errors import ConnectTimeoutError
+from aiordma.errors import PeerSilentError
 from aiordma.link import keepalive
 from aiordma.link.keepalive import Keepalive
 
@@ -176,7 +176,7 @@ def test_a_dead_peer_is_noticed_on_all(count: int, apart: float, *, named: bool)
     for end in both.ends:
         ((when, cause),) = end.failures
         assert 10 < when - (500 + apart) <= NOTICED_S
-        assert isinstance(cause, ConnectTimeoutError)
+        assert isinstance(cause, PeerSilentError)
 
 
 def test_an_old_peer_is_asked_on_each_connection() -> None:

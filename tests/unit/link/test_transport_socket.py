@@ -163,10 +163,10 @@ def test_h03_what_is_refused(stand_in: RdmaTransportSocket, real: TransportSocke
         for timeout in (1, None):
             with pytest.raises(ValueError, match="only 0 timeout"):
                 sock.settimeout(timeout)
-        with pytest.raises(TypeError, match="serialize"):
+        with pytest.raises(TypeError, match=r"serialize|copy or pickle"):
             pickle.dumps(sock)
         assert not hasattr(sock, "close")
-    with pytest.raises(TypeError, match="serialize"):
+    with pytest.raises(TypeError, match="copy or pickle"):
         copy.copy(stand_in)
     for call in (stand_in.dup, lambda: stand_in.shutdown(socket.SHUT_WR)):
         with failing(errno.EOPNOTSUPP):
