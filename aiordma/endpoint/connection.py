@@ -77,7 +77,7 @@ from aiordma.link.log_share import VIOLATIONS
 from aiordma.link.tally import COUNTERS, ConnectionStats
 from aiordma.logs import log_of
 from aiordma.loop import background, fork
-from aiordma.loop.coroutines import markcoroutinefunction, show_frames
+from aiordma.loop.coroutines import markcoroutinefunction
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.memory.remote import RemoteRegion
 from aiordma.requests.budget import RequestBudget
@@ -1179,6 +1179,3 @@ class Connection:
         self._receiver.part()
         vars(self).pop("send", None)
         self._stop()
-
-
-show_frames(Connection.send, Connection.recv, Connection.__anext__)

@@ -10,8 +10,9 @@ import pytest
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
-#: Makes a loop reentrant, in the way of nest_asyncio, which uvloop does not allow: `run_until_complete`
-#: runs turns of the loop, with no task current meanwhile.  The loop's class is marked by it.
+#: Makes a loop reentrant, in the way of nest_asyncio, which uvloop does not allow:
+#: `run_until_complete` runs turns of the loop, with no task current meanwhile.  The loop's class is
+#: marked by it.
 _REENTRANT = """
 import asyncio
 import heapq

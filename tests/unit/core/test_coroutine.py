@@ -209,7 +209,7 @@ if sys.version_info >= (3, 14):
         run(main())
 
     def test_another_process_lists_the_tasks_that_wait_in_it() -> None:
-        """`python -m asyncio ps` reads the memory of this process: of coroutines of Python alone."""
+        """`python -m asyncio ps` reads the memory of a process: of coroutines of Python alone."""
         from asyncio.tools import get_all_awaited_by
 
         child = subprocess.Popen(
