@@ -24,7 +24,7 @@ AROUND: dict[str, Callable[[Work], Any]] = {
     "await": lambda work: work(),
     "wait_for": lambda work: asyncio.wait_for(work(), 60),
     "timeout": lambda work: _in_timeout(work),
-    "shield": lambda work: asyncio.shield(asyncio.ensure_future(work())),
+    "shield": lambda work: _in_shield(work),
     "gather": lambda work: asyncio.gather(work()),
     "group": lambda work: _in_group(work),
 }
@@ -33,6 +33,15 @@ AROUND: dict[str, Callable[[Work], Any]] = {
 async def _in_timeout(work: Work) -> None:
     async with asyncio.timeout(60):
         await work()
+
+
+async def _in_shield(work: Work) -> None:
+    inner = asyncio.ensure_future(work())
+    try:
+        await asyncio.shield(inner)
+    finally:
+        inner.cancel()
+        await asyncio.wait([inner])
 
 
 async def _in_group(work: Work) -> None:
@@ -86,9 +95,6 @@ async def look_at_waits(calls: dict[str, Work]) -> None:
                 look_at(each)
             task.cancel()
             await asyncio.wait([task])
-            for each in new - {task}:
-                each.cancel()
-                await asyncio.wait([each])
 
 
 @asynccontextmanager
