@@ -5,6 +5,7 @@ aio_stream_state in protocol.h, which has one for each.  Addresses are of C obje
 """
 
 import collections.abc
+import types
 from asyncio import AbstractEventLoop
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextvars import Context
@@ -205,8 +206,17 @@ class Coroutine(collections.abc.Coroutine[Any, Any, _T_co]):
 
     __name__: Final[str]
     __qualname__: Final[str]
-    cr_running: Final[bool]
     cr_await: Final[object]
+    cr_code: Final[types.CodeType | None]
+    cr_frame: Final[types.FrameType | None]
+    cr_origin: Final[None]
+    cr_running: Final[bool]
+    cr_state: Final[str]
+    cr_suspended: Final[bool]
+    @staticmethod
+    def _set_frames(
+        send: types.FrameType, recv: types.FrameType, anext: types.FrameType, /
+    ) -> None: ...
     def __await__(self) -> Generator[Any, Any, _T_co]: ...
     def __iter__(self) -> Self: ...
     def __next__(self) -> Any: ...
@@ -602,6 +612,7 @@ class Drain:
     draining: bool
     deferred: bool
     stopped: bool
+    soon: bool
     spare: int
     n_pending: Final[int]
     undelivered: Final[int]

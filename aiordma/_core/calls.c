@@ -199,6 +199,12 @@ static AioSpares spares;
 
 static const char *const names[] = {"send", "recv", "__anext__"};
 
+/*
+ * What each call shows as its frame: see loop/coroutines.py.  Debuggers and asyncio read the place
+ * of a coroutine from it, and inspect whether a coroutine has ended.
+ */
+static PyObject *frames[3];
+
 static PyObject *make(PyObject *state, PyObject *connection, PyObject *data, enum aio_call call)
 {
     Coroutine *self = (Coroutine *)aio_make_again(&spares, aio_coroutine_type, sizeof(Coroutine));
@@ -534,16 +540,68 @@ static PyObject *get_qualname(PyObject *object, void *Py_UNUSED(unused))
     return PyUnicode_FromFormat("Connection.%s", names[(int)((Coroutine *)object)->call]);
 }
 
+static int is_suspended(const Coroutine *self)
+{
+    return !self->running && (self->stage == WAITING || self->stage == PYTHON);
+}
+
 static PyObject *get_running(PyObject *object, void *Py_UNUSED(unused))
 {
     return PyBool_FromLong(((Coroutine *)object)->running);
 }
 
+static PyObject *get_suspended(PyObject *object, void *Py_UNUSED(unused))
+{
+    return PyBool_FromLong(is_suspended((Coroutine *)object));
+}
+
 static PyObject *get_await(PyObject *object, void *Py_UNUSED(unused))
 {
-    PyObject *inner = ((Coroutine *)object)->inner;
+    Coroutine *self = (Coroutine *)object;
 
-    return Py_NewRef(inner ? inner : Py_None);
+    return Py_NewRef(self->inner && is_suspended(self) ? self->inner : Py_None);
+}
+
+static PyObject *get_frame(PyObject *object, void *Py_UNUSED(unused))
+{
+    Coroutine *self = (Coroutine *)object;
+    PyObject *frame = self->stage == OVER && !self->running ? NULL : frames[(int)self->call];
+
+    return Py_NewRef(frame ? frame : Py_None);
+}
+
+static PyObject *get_code(PyObject *object, void *Py_UNUSED(unused))
+{
+    PyObject *frame = frames[(int)((Coroutine *)object)->call];
+
+    return frame ? PyObject_GetAttrString(frame, "f_code") : Py_NewRef(Py_None);
+}
+
+/* Where it was made is not noted. */
+static PyObject *get_origin(PyObject *Py_UNUSED(object), void *Py_UNUSED(unused))
+{
+    Py_RETURN_NONE;
+}
+
+static PyObject *get_state(PyObject *object, void *Py_UNUSED(unused))
+{
+    Coroutine *self = (Coroutine *)object;
+
+    return PyUnicode_FromString(self->running          ? "CORO_RUNNING"
+                                : is_suspended(self)   ? "CORO_SUSPENDED"
+                                : self->stage == FRESH ? "CORO_CREATED"
+                                                       : "CORO_CLOSED");
+}
+
+static PyObject *set_frames(PyObject *Py_UNUSED(unused), PyObject *args)
+{
+    PyObject *given[3];
+
+    if (!PyArg_UnpackTuple(args, "_set_frames", 3, 3, &given[0], &given[1], &given[2]))
+        return NULL;
+    for (int i = 0; i < 3; i++)
+        replace(&frames[i], Py_NewRef(given[i]));
+    Py_RETURN_NONE;
 }
 
 static PyObject *coroutine_repr(PyObject *object)
@@ -556,14 +614,22 @@ static PyMethodDef coroutine_methods[] = {
     {"send", send_method, METH_O, "Run on, with None; StopIteration has the result."},
     {"throw", throw_method, METH_VARARGS, "Run on with an exception."},
     {"close", close_method, METH_NOARGS, "End the wait."},
+    {"_set_frames", set_frames, METH_VARARGS | METH_STATIC,
+     "Set what `cr_frame` is of send, recv and __anext__."},
     {NULL, NULL, 0, NULL},
 };
 
+/* All that a coroutine of Python has; cr_state as of 3.15. */
 static PyGetSetDef coroutine_getset[] = {
     {"__name__", get_name, NULL, "The method that made it.", NULL},
     {"__qualname__", get_qualname, NULL, "The same, with the class.", NULL},
-    {"cr_running", get_running, NULL, "Whether it runs.", NULL},
     {"cr_await", get_await, NULL, "What it waits on, or None.", NULL},
+    {"cr_code", get_code, NULL, "The code of its frame: its name, file and line.", NULL},
+    {"cr_frame", get_frame, NULL, "A frame without variables, until it is over; then None.", NULL},
+    {"cr_origin", get_origin, NULL, "None.", NULL},
+    {"cr_running", get_running, NULL, "Whether it runs.", NULL},
+    {"cr_state", get_state, NULL, "As inspect.getcoroutinestate tells.", NULL},
+    {"cr_suspended", get_suspended, NULL, "Whether it waits.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -677,6 +743,8 @@ static int give_room(MessageState *self)
 
     if (aio_grant(self))
         return -1;
+    if (self->soon && self->first && aio_message_has_room(m))
+        later(self, AIO_EVENT_ROOM); /* for tasks that come while those are on their way */
     if ((m->slot_awaited ? !m->queued : aio_message_lacks_slot(m)) && handle(self, AIO_EVENT_ROOM))
         return -2;
     return 0;
@@ -703,7 +771,7 @@ static int give_events(MessageState *self, uint32_t events, int late)
         return -1;
     }
     if (events & AIO_EVENT_ARRIVED) {
-        int woken = aio_wake(&self->parked->wakeup);
+        int woken = aio_wake_or_soon(&self->parked->wakeup, self->soon);
 
         if (woken < 0) {
             later(self, AIO_EVENT_ARRIVED);

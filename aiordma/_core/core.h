@@ -63,6 +63,7 @@ typedef struct {
 
 int aio_wake(Wakeup *self);      /* resume the task now: 1, 0 if none waits, -1 */
 int aio_wake_soon(Wakeup *self); /* in the next turn of the loop */
+int aio_wake_or_soon(Wakeup *self, int soon);
 void aio_wakeup_forget(Wakeup *self);
 PyObject *aio_wakeup_await(PyObject *self);
 PyObject *aio_wakeup_next(PyObject *self);
@@ -152,6 +153,7 @@ typedef struct message_state {
     uint32_t bounce_head;  /* bytes that were given out; the rest is taken modulo the length */
     uint32_t bounce_tail;  /* those before it are free again, and perhaps more */
     char may_read;         /* initiator_depth is not 0 */
+    char soon;             /* the loop resumes the tasks, not the drain: see Drain.soon */
     PyObject *landings[AIO_LANDINGS + 1]; /* objects that keep their memory */
     struct aio_counted counted;
 } MessageState;
@@ -209,6 +211,7 @@ typedef struct {
     PyObject *memory;   /* keeps the rings alive: a kept `write` may have nothing else */
     PyObject *handler;  /* the stream, called with the rare events; None when it is over */
     Parked *parked;     /* of the task that waits for bytes */
+    char soon;          /* the loop resumes the task, not the drain: see Drain.soon */
     PyObject *protocol; /* whose data_received is called, or None */
     PyObject *run;      /* Context.run, of the context in which data_received is called */
     PyObject *rest; /* called with data that C cannot send whole, and how many bytes it has sent */

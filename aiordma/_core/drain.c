@@ -68,6 +68,9 @@ typedef struct {
     char draining;
     char deferred;
     char stopped;
+    char soon; /* the loop resumes the tasks, in turns of their own: it names a slow one in its
+                  debug mode; and a task that runs the loop itself must not be inside of the reader,
+                  which the loop could not call again */
     PyObject *weak;
 } Drain;
 
@@ -492,8 +495,10 @@ static int deliver(Drain *self, uint32_t entry)
         return 0;
     Py_INCREF(owner); /* the owner may remove its state */
     if (Py_IS_TYPE(owner, aio_message_state_type)) {
+        ((MessageState *)owner)->soon = self->soon;
         rc = aio_message_events((MessageState *)owner, events, 0);
     } else if (Py_IS_TYPE(owner, aio_stream_state_type)) {
+        ((StreamState *)owner)->soon = self->soon;
         rc = aio_stream_events((StreamState *)owner, events);
     } else {
         rc = aio_call_with(owner, events);
@@ -810,6 +815,7 @@ static PyMemberDef drain_members[] = {
     {"poller", T_OBJECT, offsetof(Drain, poller), 0, "Its Poller, if a wait begins with a spin."},
     {"deferred", T_BOOL, offsetof(Drain, deferred), 0, "Whether Python has to run something."},
     {"stopped", T_BOOL, offsetof(Drain, stopped), 0, "Whether the channel is not to be touched."},
+    {"soon", T_BOOL, offsetof(Drain, soon), 0, "Whether the loop resumes the tasks, by call_soon."},
     {"spare", T_INT, offsetof(Drain, spare), 0, "Drains that may leave off after one event."},
     {"n_pending", T_UINT, offsetof(Drain, n_pending), READONLY, "Queues that are being polled."},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(Drain, weak), READONLY, NULL},

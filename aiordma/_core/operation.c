@@ -434,7 +434,7 @@ static int succeed(MessageState *self, uint32_t number)
     if (end_use(operation, region))
         PyErr_Fetch(&type, &value, &traceback);
     if (operation->wakeup.state == AIO_WAITING)
-        rc = aio_wake(&operation->wakeup);
+        rc = aio_wake_or_soon(&operation->wakeup, self->soon);
     else
         operation->wakeup.state = AIO_DONE;
     Py_DECREF((PyObject *)operation);

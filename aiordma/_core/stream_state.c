@@ -256,7 +256,7 @@ static int give_events(StreamState *self, uint32_t events)
 int aio_stream_events(StreamState *self, uint32_t events)
 {
     if (events == AIO_STREAM_DATA && self->state.waiter && self->parked)
-        return aio_wake(&self->parked->wakeup) < 0 ? -1 : 0;
+        return aio_wake_or_soon(&self->parked->wakeup, self->soon) < 0 ? -1 : 0;
     if (give_events(self, events))
         return -1;
     return events & AIO_STREAM_DATA && self->spin ? aio_spin_heard(self->spin) : 0;

@@ -151,17 +151,43 @@ PyObject *aio_send_in_turn(PyObject *object, PyObject *args)
 }
 
 /*
+ * Have the loop resume as many tasks as there are credits, in their order.  They stay in line until
+ * they run, as one may give up before, and those that find no room wait again.  0, or -1.
+ */
+static int grant_soon(MessageState *self)
+{
+    Waiting *waiting = self->first;
+
+    for (int64_t n = self->state.credits; n > 0 && waiting && waiting->owned; n--) {
+        Waiting *behind;
+        int woken;
+
+        Py_INCREF((PyObject *)waiting);
+        woken = aio_wake_soon(&waiting->wakeup);
+        /* call_soon may run Python code, and with it a signal's handler that clears the line. */
+        behind = waiting->state == self ? waiting->behind : NULL;
+        Py_DECREF((PyObject *)waiting);
+        if (woken < 0)
+            return -1;
+        waiting = behind;
+    }
+    return 0;
+}
+
+/*
  * Resume the tasks in line for which there is room, in their order; no task is running.  0, or -1
  * with the exception of a task.
  */
 int aio_grant(MessageState *self)
 {
+    if (self->soon && aio_message_has_room(&self->state))
+        return grant_soon(self);
     while (self->first && aio_message_has_room(&self->state)) {
         Waiting *waiting = self->first;
         int rc;
 
-        if (!waiting->owned || !waiting->wakeup.callback)
-            break; /* not parked yet: it looks when it is */
+        if (!waiting->owned || waiting->wakeup.state != AIO_WAITING || !waiting->wakeup.callback)
+            break; /* not parked yet, or on its way: it looks when it runs */
         waiting->owned = 0;
         self->state.in_a_row = 2; /* the chain is posted at the end of the drain */
         rc = aio_wake(&waiting->wakeup);
@@ -230,8 +256,9 @@ PySendResult aio_waiting_send(PyObject *object, PyObject *Py_UNUSED(value), PyOb
     }
     aio_wakeup_forget(&self->wakeup);
     if (state->first != self || !aio_message_has_room(&state->state)) {
+        if (!self->owned)
+            Py_INCREF(object);
         self->owned = 1;
-        Py_INCREF(object);
         *result = aio_wakeup_next(object);
         return PYGEN_NEXT;
     }

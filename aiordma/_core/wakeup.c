@@ -301,6 +301,11 @@ int aio_wake_soon(Wakeup *self)
     return resume_soon(self) ? -1 : 1;
 }
 
+int aio_wake_or_soon(Wakeup *self, int soon)
+{
+    return soon ? aio_wake_soon(self) : aio_wake(self);
+}
+
 static PyObject *wakeup_wake_soon(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     int woken = aio_wake_soon((Wakeup *)object);

@@ -20,9 +20,12 @@ from aiordma.errors import ConnectionRejectedError
 from aiordma.link.dialing import dial, limit_of, way_to
 from aiordma.link.pacing import Course
 from aiordma.link.refusal import asks_again, library_words, parse_refusal
+from aiordma.loop.coroutines import show_frames
 from aiordma.memory.shared import Memory, check_shared
 
 __all__ = ["Opening", "connect"]
+
+show_frames(Connection.send, Connection.recv, Connection.__anext__)
 
 T = TypeVar("T")
 

@@ -5,11 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-__all__ = ["check_loop", "check_thread", "from_finalizer", "running_loop"]
+__all__ = ["check_loop", "check_thread", "from_finalizer", "resumes_tasks", "running_loop"]
 
 
-#: As `asyncio.get_running_loop`, but None if no loop runs.
-running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_running_loop
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """As `asyncio.get_running_loop`, but None if no loop runs.
+
+    asyncio is asked at each call, because libraries such as trio_asyncio replace its function.
+    """
+    return asyncio._get_running_loop()
+
+
+def resumes_tasks(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether tasks that wait for the adapter are to be resumed by `loop.call_soon`.
+
+    Mostly the reader of the completion channel resumes them itself, which saves a turn of the loop.
+    But in debug mode a loop names what has held it up, which is to be the task and not the reader.
+    And a task that runs the loop in itself, as nest_asyncio allows, must not do so inside of the
+    reader: the loop cannot call the reader a second time before the first call has ended.
+    """
+    return loop.get_debug() or hasattr(loop, "_nest_patched")
 
 
 def check_loop(loop: asyncio.AbstractEventLoop, what: str) -> None:
@@ -18,7 +33,7 @@ def check_loop(loop: asyncio.AbstractEventLoop, what: str) -> None:
     Raises:
         RuntimeError: It runs in another loop.
     """
-    if running_loop() is not loop:
+    if asyncio._get_running_loop() is not loop:  # without another call: it is for each request
         raise _foreign(what)
 
 

@@ -39,6 +39,7 @@ from aiordma.logs import log_of
 from aiordma.loop import registry
 from aiordma.loop.pump import FdPump
 from aiordma.loop.raised import ENDS_THE_LOOP, report
+from aiordma.loop.running import resumes_tasks
 from aiordma.loop.slots import TAG, TAG_SHIFT, SlotTable, sub_index
 from aiordma.loop.wait_line import WaitLine
 from aiordma.loop.weak_table import WeakTable
@@ -180,6 +181,7 @@ class CompletionChannel(Resource):
         elif self._pump.loop is not loop:
             msg = "the completion channel belongs to another event loop"
             raise RuntimeError(msg)
+        self.drain.soon = resumes_tasks(loop)
 
     # Completions
 

@@ -16,6 +16,7 @@ from aiordma._ffi import ffi, lib
 from aiordma.errors import os_error
 from aiordma.logs import log_of
 from aiordma.loop import fork
+from aiordma.loop.running import resumes_tasks
 from aiordma.loop.timers import Alarm, Timer, call_later, now
 from aiordma.verbs.attention import ARMED_FOR_ALL
 
@@ -113,6 +114,8 @@ class Safety:
             return
         # So that two events come in a pause, on average.
         self.poll_in(2 * self._pause_s / max(1, self._poll.new_events()))
+        if (loop := channel._home) is not None:
+            channel.drain.soon = resumes_tasks(loop)  # the program may switch the debug mode on
         # Under load an alarm is late, and so may events be.
         channel._kick()
         if channel._failure is not None:

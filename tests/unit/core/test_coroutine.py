@@ -6,9 +6,14 @@ import asyncio
 import collections.abc
 import gc
 import inspect
+import io
+import subprocess
 import sys
+import traceback
+import types
 import weakref
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +26,7 @@ from ..conftest import LIMIT_S, Run, settle
 from ..endpoint.test_receiver import lost
 from .test_message_waiting import Side, parked, traced
 from .test_wakeup import called_by_the_loop
+from .test_wakeup_tasks import EAGER, TASKS
 
 CALLS: dict[str, Callable[[Any], Any]] = {
     "send": lambda core: core.send(b"x"),
@@ -62,6 +68,195 @@ def test_inspect_takes_the_methods_for_coroutine_functions(run: Run, name: str) 
         assert inspect.iscoroutinefunction(method) == (sys.version_info >= (3, 12))
 
     run(main())
+
+
+#: The attributes of a coroutine of Python, of the version that runs this.
+SURFACE = [name for name in dir(collections.abc.Coroutine) if not name.startswith("_")] + [
+    name for name in dir(types.CoroutineType) if name.startswith("cr_")
+]
+
+
+def state_of(coroutine: Any) -> str:
+    """As inspect tells, which asks other attributes in each version of Python."""
+    state = inspect.getcoroutinestate(coroutine)
+    assert coroutine.cr_state == state
+    assert coroutine.cr_running == (state == inspect.CORO_RUNNING)
+    assert coroutine.cr_suspended == (state == inspect.CORO_SUSPENDED)
+    assert (coroutine.cr_frame is None) == (state == inspect.CORO_CLOSED)
+    assert coroutine.cr_origin is None
+    assert inspect.getcoroutinelocals(coroutine) == {}
+    return state
+
+
+def test_it_has_what_a_coroutine_of_python_has(run: Run, name: str) -> None:
+    async def main() -> None:
+        coroutine = CALLS[name](Side().core)
+        assert {"send", "throw", "close", "cr_await", "cr_frame", "cr_code"} <= set(SURFACE)
+        assert [attribute for attribute in SURFACE if not hasattr(coroutine, attribute)] == []
+        code = coroutine.cr_code
+        assert (code.co_name, code.co_qualname) == (name, f"Connection.{name}")
+        frame = coroutine.cr_frame
+        assert (frame.f_code, frame.f_back, frame.f_lineno) == (code, None, code.co_firstlineno)
+        lines, first = inspect.getsourcelines(getattr(type(Side().core), name))
+        assert (code.co_filename, code.co_firstlineno) == (
+            inspect.getsourcefile(getattr(type(Side().core), name)),
+            first,
+        )
+        assert traceback.extract_stack(frame)[0].line == lines[0].strip()
+        coroutine.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("name", RECEIVES, indirect=True)
+def test_inspect_tells_its_state(run: Run, name: str) -> None:
+    async def main() -> None:
+        side, states = Side(), list[str]()
+        coroutine = CALLS[name](side.core)
+        assert state_of(coroutine) == inspect.CORO_CREATED
+        coroutine.send(None)
+        assert state_of(coroutine) == inspect.CORO_SUSPENDED
+        assert coroutine.cr_await is side.state.parked
+        second = side.core.recv()  # goes on in Python, because a task waits already
+        second.send(None)
+        assert state_of(second) == inspect.CORO_SUSPENDED
+        assert inspect.iscoroutine(second.cr_await)
+        for each in (second, coroutine):
+            each.close()
+            assert state_of(each) == inspect.CORO_CLOSED
+            assert each.cr_await is None
+
+        async def go_on() -> None:
+            states.append(state_of(third))
+            assert third.cr_await is None
+
+        receive_in_python(side.core, go_on)
+        third = side.core.recv()
+        with pytest.raises(StopIteration):
+            third.send(None)
+        assert states == [inspect.CORO_RUNNING]
+        assert state_of(third) == inspect.CORO_CLOSED
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", [*TASKS, "eager"])
+def test_the_stack_of_its_task_names_the_call(run: Run, name: str, kind: str) -> None:
+    """Of a task that waits, and of one whose call has raised; a queued send waits for credits."""
+    if kind == "eager" and EAGER is None:
+        with pytest.raises(AttributeError):  # Python 3.11 has none
+            asyncio.eager_task_factory  # noqa: B018
+        return
+
+    async def main() -> None:
+        loop, side = asyncio.get_running_loop(), Side()
+        side.state.watched = True
+        make: Any = EAGER if kind == "eager" else TASKS[kind]
+        task = make(CALLS[name](side.core), loop=loop)
+        await settle()
+        assert not task.done()
+        assert [frame.f_code.co_qualname for frame in task.get_stack()] == [f"Connection.{name}"]
+        text = io.StringIO()
+        task.print_stack(file=text)
+        assert f"in {name}" in text.getvalue()
+        assert f"coro=<Connection.{name}() running at" in repr(task)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert task.get_stack() == []
+
+    run(main())
+
+
+if sys.version_info >= (3, 14):
+    AROUND: dict[str, Callable[[Any], Any]] = {
+        "await": lambda call: call,
+        "wait_for": lambda call: asyncio.wait_for(call, LIMIT_S),
+        "shield": asyncio.shield,
+        "gather": asyncio.gather,
+    }
+
+    def frames_of(graph: Any) -> list[str]:
+        """The functions of a call graph, and of those that wait for it, from within."""
+        own = [entry.frame.f_code.co_qualname for entry in graph.call_stack]
+        return own + [each for parent in graph.awaited_by for each in frames_of(parent)]
+
+    @pytest.mark.parametrize("around", AROUND)
+    def test_call_graphs_show_it(run: Run, name: str, around: str) -> None:
+        async def main() -> None:
+            side = Side()
+            side.state.watched = True
+
+            async def work() -> None:
+                await AROUND[around](CALLS[name](side.core))
+
+            before = asyncio.all_tasks()
+            task = asyncio.create_task(work())
+            await settle()
+            assert not task.done()
+            new = asyncio.all_tasks() - before
+            graphs = {each: asyncio.capture_call_graph(each) for each in new}
+            inner = next(each for each in new if each is not task or len(new) == 1)
+            shown = frames_of(graphs[inner])
+            assert any(each == f"Connection.{name}" for each in shown)
+            assert work.__qualname__ in shown
+            text = asyncio.format_call_graph(inner)
+            assert f"in Connection.{name}()" in text
+            for each in new:
+                each.cancel()
+            await asyncio.wait(new)
+
+        run(main())
+
+    def test_another_process_lists_the_tasks_that_wait_in_it() -> None:
+        """`python -m asyncio ps` reads the memory of a process: of coroutines of Python alone."""
+        from asyncio.tools import get_all_awaited_by
+
+        child = subprocess.Popen(
+            [sys.executable, "-c", _WAITING],
+            cwd=Path(__file__).parents[3],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"waiting\n"
+            shown = {
+                task.task_name: [
+                    frame.funcname for coro in task.coroutine_stack for frame in coro.call_stack
+                ]
+                for thread in get_all_awaited_by(child.pid)
+                for task in thread.awaited_by
+            }
+        finally:
+            child.communicate(timeout=LIMIT_S)
+        assert child.returncode == 0
+        assert shown["direct"] == []
+        assert shown["inside"] == ["work"]
+
+    _WAITING = """
+import asyncio, sys
+from tests.unit.core.test_message_waiting import Side
+
+async def work(side):
+    await side.core.recv()
+
+async def main():
+    sides = Side(), Side()
+    tasks = [
+        asyncio.create_task(sides[0].core.recv(), name="direct"),
+        asyncio.create_task(work(sides[1]), name="inside"),
+    ]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    print("waiting", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+asyncio.run(main())
+"""
 
 
 def test_nothing_happens_before_it_runs(run: Run, name: str) -> None:

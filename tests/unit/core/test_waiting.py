@@ -93,12 +93,16 @@ def test_the_drain_resumes_the_tasks_and_posts_what_they_send_together(
     run(main())
 
 
+@pytest.mark.parametrize("soon", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_first_come_first_served_with_cancels_announcements_and_newcomers(
-    run: Run, seed: int
+    run: Run, seed: int, soon: bool
 ) -> None:
+    """Whether the drain resumes the tasks, or has the loop do it (`soon`), or each at times."""
+
     async def main() -> None:
         chance, side = random.Random(seed), many()
+        side.link.drain.soon = soon
         tasks: dict[bytes, asyncio.Task[None]] = {}
         numbers = iter(numbered(MANY))
         while len(tasks) < 300:
@@ -107,6 +111,7 @@ def test_first_come_first_served_with_cancels_announcements_and_newcomers(
                 count = chance.randrange(1, 4)
                 await called_by_the_loop(lambda count=count: give(side, count))  # type: ignore[misc]
             elif what == "run":
+                side.link.drain.soon = soon and chance.random() < 0.8
                 await settle(chance.randrange(3))
             elif what == "cancel" and tasks:
                 chance.choice(list(tasks.values())[-8:]).cancel()

@@ -22,7 +22,7 @@ from socket import ntohl
 from types import SimpleNamespace
 from typing import Any
 
-from aiordma._core import SUB_READ, SUB_RECV, SUB_SHIFT, MessageState
+from aiordma._core import SUB_READ, SUB_RECV, SUB_SHIFT, Drain, MessageState
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.endpoint.config import (
@@ -382,6 +382,11 @@ class FakeLink(Link):
             self(record)
         if self._queue.drain.undelivered and self.delivering:
             self.loop.call_soon(self.tell)
+
+    @property
+    def drain(self) -> Drain:
+        """That of its completions."""
+        return self._queue.drain
 
     def tell(self) -> None:
         """Tell the owner of the state of its events; no task is running."""

@@ -120,7 +120,16 @@ class Stream:
     def say(self, data: bytes) -> None:
         """The same, and the loop calls the drain."""
         self.lay(data)
-        self.readable.run()
+        self.drain()
+
+    def drain(self) -> None:
+        """As the loop does it, which is the running loop meanwhile: it may resume a task."""
+        outside = asyncio._get_running_loop()
+        asyncio._set_running_loop(self.loop)
+        try:
+            self.readable.run()
+        finally:
+            asyncio._set_running_loop(outside)
 
     def open(self) -> None:
         """Give room back to the peer from now on."""
@@ -133,10 +142,10 @@ class Stream:
             if self._messages > self._completed:  # a completion stands for all before it
                 self._completed = self._messages
                 self._queue.complete((STREAM_MESSAGE | (self._messages - 1)) << SUB_SHIFT)
-                self.readable.run()
+                self.drain()
             length = min(len(data), RING // 2 - self._said % (RING // 2))
             self.lay(data[:length])
-            self.readable.run()
+            self.drain()
             data = data[length:]
 
     def free(self) -> None:
