@@ -165,8 +165,8 @@ ERRNO_HINTS: dict[tuple[str, int], str] = {
     ("rdma_create_event_channel", errno.ENOENT): "`modprobe rdma_ucm`, or map it into a container",
     ("rdma_bind_addr", errno.EADDRNOTAVAIL): "no interface of this host has the address",
     ("rdma_bind_addr", errno.EADDRINUSE): "another listener has this port",
-    ("rdma_bind_addr", errno.ENODEV): "no RDMA device serves the address: `rdma link`; or the limit "
-    "of the rdma cgroup is reached (rdma.max)",
+    ("rdma_bind_addr", errno.ENODEV): "no RDMA device serves the address: `rdma link`; or the "
+    "limit of the rdma cgroup is reached (rdma.max)",
     ("rdma_connect", errno.EADDRINUSE): "on iWARP a socket of TCP has the local port: connect from "
     "another, or from any",
     ("rdma_listen", errno.EADDRINUSE): "another listener has this port, or on iWARP TCP has it",
