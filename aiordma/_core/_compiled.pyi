@@ -387,6 +387,17 @@ class MessageState:
         region: Any,
         /,
     ) -> Operation | int | None: ...
+    def operate_copied(
+        self,
+        number: int,
+        opcode: int,
+        buffer: object,
+        remote_addr: int,
+        rkey: int,
+        compare_add: int,
+        swap: int,
+        /,
+    ) -> Operation | int | None: ...
     def read(self, remote: object, memory: object, offset: int, /) -> Operation | None: ...
     def write(self, remote: object, memory: object, offset: int, /) -> Operation | None: ...
     def lend(self, region: object, /) -> None: ...

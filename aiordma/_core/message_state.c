@@ -592,6 +592,8 @@ static PyMethodDef state_methods[] = {
      "Ended operations are not reported any more."},
     {"operate", (PyCFunction)(void (*)(void))aio_operate, METH_FASTCALL,
      "Post a READ, WRITE or atomic; see operation.c."},
+    {"operate_copied", aio_operate_copied, METH_VARARGS,
+     "The same by way of the memory of `lend`; None also if there is no room."},
     {"read", (PyCFunction)(void (*)(void))aio_operation_read, METH_FASTCALL,
      "READ in one request, into registered memory or a small buffer; see operation.c."},
     {"write", (PyCFunction)(void (*)(void))aio_operation_write, METH_FASTCALL,
