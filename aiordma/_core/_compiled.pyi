@@ -59,6 +59,8 @@ WRONG_DONE: Final[int]
 WRONG_SIZE: Final[int]
 WRONG_ORDER: Final[int]
 WRONG_BARE: Final[int]
+WRONG_NUMBER: Final[int]
+WRONG_TURN: Final[int]
 CHAIN: Final[int]
 WORD_SGL: Final[int]
 STREAM_DATA: Final[int]
@@ -243,6 +245,7 @@ class MessageState:
     asking: bool
     grows: Final[bool]
     grown: bool
+    numbered: bool
     python: bool
     blocked: bool
     watched: bool

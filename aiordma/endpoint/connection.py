@@ -949,6 +949,7 @@ class Connection:
         state.eager_size, state.bare_size, state.fragmented_size, state.written_size, landed = terms
         if link.own_pd:  # else the peers of others could write where messages land
             state.landed_size = landed
+        state.numbered = hello.numbers_messages
         state.credits += hello.recv_depth
         if state.queued or state.has_pending:
             self._sender.room()

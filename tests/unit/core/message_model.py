@@ -15,6 +15,7 @@ BARE = -DATA  # DATA whose header is the immediate
 WRITTEN = -20  # the same, written into a landing
 HAS_IMM, MORE, FREE, CREDIT_FRAMES = 1, 2, 4, 2
 LANDING_SHIFT = 3
+NUMBER_SHIFT, NUMBERS = 4, 16  # of the first byte of a frame
 SINGLE = (PONG, PING, CREDIT, END, ABORT)  # the order in which they go
 
 
@@ -33,9 +34,11 @@ class Model:
         largest: int,
         bare: int,
         written: int,
+        numbered: bool,
     ) -> None:
         self.out: list[tuple[Any, ...]] = []
         self.violation: str | None = None
+        self.numbered, self.frames_in = numbered, 0
         self.said: set[int] = set()  # by the peer
         # Messages: whether large, slot, body and bytes of the header of each fragment, immediate
         # of the first.  The header of a message in landing n has -n bytes.
@@ -191,6 +194,16 @@ class Model:
         self.posted -= 1
         if self.violation is not None:
             return
+        if word is None and len(data) < 16:
+            self.violation = "short"
+            return
+        first = data[0] if word is None else word >> 24
+        if self.numbered:
+            if first >> NUMBER_SHIFT != self.frames_in % NUMBERS:
+                self.violation = "number"
+                return
+            first &= NUMBERS - 1
+        self.frames_in += 1
         if word is not None:
             flags = word >> 16 & 0xFF
             landing = flags >> LANDING_SHIFT if written else 0
@@ -202,16 +215,13 @@ class Model:
             if self.written:
                 self.target_free |= bool(flags & FREE and self.target)
                 flags &= ~FREE
-            if word >> 24 != DATA or flags != landing << LANDING_SHIFT:
+            if first != DATA or flags != landing << LANDING_SHIFT:
                 self.violation = "bare"
                 return
             self.credits += word & 0xFFFF
             self._data(slot, DATA, 0, None, len(data), data, -landing)
             return
-        if len(data) < 16:
-            self.violation = "short"
-            return
-        kind, flags, body = data[0], data[1], data[16:]
+        kind, flags, body = first, data[1], data[16:]
         if self.written:
             self.target_free |= bool(flags & FREE and self.target)
             if kind == PING and 0 < flags >> LANDING_SHIFT <= 3:
@@ -262,6 +272,11 @@ class Model:
         if not more:
             self.arrived.append((kind == RENDEZVOUS, self.fragments, self.imm))
             self.fragments = []
+
+    def again(self) -> None:
+        """The adapter completes a request that has completed before."""
+        if self.violation is None:
+            self.violation = "turn"
 
     def free(self, slot: int, together: int | None = None) -> None:
         """The slot of a frame is free."""

@@ -218,7 +218,7 @@ class FakeLink(Link):
         self.behind = 0  # frames of a sweep behind the first: C may send before it sees them
         self.unacked: deque[int] = deque()  # own send slots that have landed at the peer
         self.reads: deque[tuple[int, FakeRegion, int, int, tuple[int, int]]] = deque()
-        self.busy: set[int] = set()  # own send slots under way
+        self.busy: dict[int, None] = {}  # own send slots under way, the oldest first
         self.pinned: set[Any] = set()
 
     @property
@@ -262,7 +262,7 @@ class FakeLink(Link):
             0 if self.slots.control is None else SendFlags.SOLICITED
         )
         imm = ntohl(wr.imm_data) if wr.opcode == Opcode.SEND_WITH_IMM else None
-        self.busy.add(number)
+        self.busy[number] = None
         frame = bytes(arena.slot(place, piece.length))
         self.sent.append(frame)
         # Every credit that the peer now has, and every control message, has its receive.
@@ -427,7 +427,7 @@ class FakeLink(Link):
 
     def _acknowledged(self) -> Any:
         slot = self.unacked.popleft()
-        self.busy.discard(slot)
+        self.busy.pop(slot, None)
         return completion(slot)
 
     def read(self) -> None:
