@@ -138,7 +138,7 @@ class Hello:
     knows_landings: bool = False
     loop_id: bytes = b""
     takes_pieces: bool = False
-    numbers_messages: bool = True
+    numbers_messages: bool = False
 
     def pack(self, room: int) -> bytes:
         """As private data of at most `room` bytes.

@@ -210,7 +210,8 @@ class FakeLink(Link):
         self.reads_allowed = 0
         self.max_unposted = 0
         self.promised: Callable[[], int] = lambda: 0
-        self.sent: list[bytes] = []  # every frame, in order
+        self.sent: list[bytes] = []  # every frame, in order, without its number
+        self.received = 0  # frames
         self.doorbells: list[int] = []  # how many of them each post has brought
         self.ready: deque[int] = deque()  # receive slots that the adapter has
         self.inbound: deque[tuple[int, bytes, int | None]] = deque()  # on their way to this side
@@ -264,7 +265,8 @@ class FakeLink(Link):
         imm = ntohl(wr.imm_data) if wr.opcode == Opcode.SEND_WITH_IMM else None
         self.busy[number] = None
         frame = bytes(arena.slot(place, piece.length))
-        self.sent.append(frame)
+        plain = self.state.numbered and imm is None
+        self.sent.append(bytes([frame[0] & 0xF]) + frame[1:] if plain else frame)
         # Every credit that the peer now has, and every control message, has its receive.
         assert len(self.ready) + len(self.landed) + self.behind >= self.promised()
         if self.failure is not None or self.closed or self.peer is None:
@@ -403,6 +405,7 @@ class FakeLink(Link):
 
     def _lay(self, frame: bytes, imm: int | None = None) -> int:
         slot = self.ready.popleft()
+        self.received += 1
         self.slots.recv.slot(slot, len(frame))[:] = frame
         self.landed.append((slot, len(frame), imm))
         return slot
@@ -416,7 +419,15 @@ class FakeLink(Link):
         return completion(SUB_RECV | slot, WCOpcode.RECV, length, imm)
 
     def inject(self, frame: bytes, imm: int | None = None) -> int:
-        """A frame of a hostile peer arrives, in the slot that is returned, and is processed."""
+        """A frame of a hostile peer arrives, in the slot that is returned, and is processed.
+
+        It has the next number.
+        """
+        number = self.received % 16 << 4 if self.state.numbered else 0
+        if imm is not None:
+            imm |= number << 24
+        elif frame:
+            frame = bytes([frame[0] | number]) + frame[1:]
         slot = self._lay(frame, imm)
         self.process()
         return slot
