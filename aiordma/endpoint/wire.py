@@ -62,7 +62,7 @@ _NUMBERS_MESSAGES = 0x80
 #: Bytes of the number of a loop, behind the user's bytes.
 LOOP_ID_SIZE = 8
 
-# kind and number, flags, credits returned, immediate, argument; _core/message.c reads and writes it.
+# kind and number, flags, credits returned, immediate, argument: _core/message.c does the work.
 FRAME = struct.Struct("!BBHIQ")
 # The body of a RENDEZVOUS frame: address, key, exchange number.
 RENDEZVOUS = struct.Struct("!QII")

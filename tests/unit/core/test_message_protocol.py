@@ -219,8 +219,8 @@ class Case:
             kinds.append(END)
             if model.unused > 0 and sum(large for large, _, _ in model.arrived) < 3:
                 kinds.append(RENDEZVOUS)
-        if not model.dones:
-            kinds.append(DONE)
+        if not model.dones or rng.random() < self.malice:
+            kinds += [DONE] * (1 + 20 * bool(model.dones))
         kind = rng.choice(kinds)
         body, flags, argument = b"", rng.choice((0, 1)), rng.randrange(1 << 40)
         if kind == DATA:
