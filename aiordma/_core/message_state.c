@@ -47,8 +47,8 @@ static int state_init(PyObject *object, PyObject *args, PyObject *kwargs)
     m->arrivals = m->control_free ? aio_room_for(arrivals, sizeof(*m->arrivals)) : NULL;
     m->reads_done = m->arrivals ? aio_room_for(m->most_reads, sizeof(*m->reads_done)) : NULL;
     if (!m->reads_done || make_dones(&m->dones, exchanges) ||
-        make_dones(&m->dones_pending, exchanges) || make_order(&m->sending, send_depth + controls) ||
-        make_order(&m->receiving, arrivals))
+        make_dones(&m->dones_pending, exchanges) ||
+        make_order(&m->sending, send_depth + controls) || make_order(&m->receiving, arrivals))
         return -1;
     self->parked = aio_park(loop, object, aio_take_message);
     if (!self->parked)

@@ -351,11 +351,11 @@ struct aio_message_state {
     struct aio_order receiving;
     uint8_t number_in; /* of the peer's next frame */
     int64_t posted;    /* receives that the adapter has */
-    int64_t receives; /* the same, and those that were flushed */
-    int64_t unused;   /* credits that the peer has */
-    int64_t granted;  /* that it was given since the beginning */
-    int64_t control;  /* receives kept for frames without credit */
-    int64_t due;      /* so many owed credits go in a CREDIT frame */
+    int64_t receives;  /* the same, and those that were flushed */
+    int64_t unused;    /* credits that the peer has */
+    int64_t granted;   /* that it was given since the beginning */
+    int64_t control;   /* receives kept for frames without credit */
+    int64_t due;       /* so many owed credits go in a CREDIT frame */
     int64_t
         marks[AIO_CREDIT_FRAMES]; /* of CREDIT frames that may be unprocessed: `granted` before */
     uint32_t n_marks;

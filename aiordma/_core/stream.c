@@ -429,9 +429,10 @@ static int aio_stream_receives(struct aio_stream_state *s, uint32_t count)
 }
 
 /*
- * Whether the receive of this slot is the next to complete.  Receives complete in the order in which
- * they were posted, and are posted again in the same order: so the slots take turns.  The adapter
- * that completes another has completed one twice, or lost one, whose word no byte would tell.
+ * Whether the receive of this slot is the next to complete.  Receives complete in the order in
+ * which they were posted, and are posted again in the same order: so the slots take turns.  The
+ * adapter that completes another has completed one twice, or lost one, whose word no byte would
+ * tell.
  */
 static int aio_stream_is_turn(const struct aio_stream_state *s, uint32_t slot)
 {
