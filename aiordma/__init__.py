@@ -17,6 +17,7 @@ from aiordma.endpoint.lease import Lease
 from aiordma.endpoint.listener import ConnectRequest, Listener, listen
 from aiordma.errors import (
     AddressError,
+    AtomicResultLostError,
     CompletionError,
     ConnectionEndedError,
     ConnectionFailedError,
@@ -80,6 +81,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AddressError",
+    "AtomicResultLostError",
     "CompletionError",
     "ConnectRequest",
     "ConnectTimeoutError",

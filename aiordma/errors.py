@@ -42,6 +42,7 @@ from aiordma.error_words import (
 
 __all__ = [
     "AddressError",
+    "AtomicResultLostError",
     "CompletionError",
     "ConnectTimeoutError",
     "ConnectionEndedError",
@@ -89,6 +90,7 @@ __all__ = [
     "os_error",
     "errno_error",
     "queue_error",
+    "result_lost_error",
     "prefix_subject",
     "prefix_address",
 ]
@@ -179,6 +181,20 @@ class NotSupportedError(RdmaOSError):
 
 class DeviceMemoryError(NotSupportedError):
     """The memory is a GPU's, and a part of the way to it lacks the ability: the text names it."""
+
+
+class AtomicResultLostError(RdmaOSError):
+    """The adapter completed an atomic operation without its result (errno EBADMSG).
+
+    The operation took place at most once, and the value before it is unknown.  The connection goes
+    on.  Soft-RoCE does this on a network that loses or reorders packets.
+
+    Attributes:
+        index: Of `QueuePair.submit`: place in the list of the first request without a result, from
+            0; None if there was no list.
+    """
+
+    index: int | None = None
 
 
 class MessageTooLargeError(RdmaError, ValueError):
@@ -541,6 +557,22 @@ def completion_error(
     return _WC_CLASSES.get(name, CompletionError)(
         text, status=status, operation=operation, qp_num=qp_num, vendor_err=vendor_err
     )
+
+
+def result_lost_error(operation: str, index: int | None = None) -> AtomicResultLostError:
+    """Build the exception for an atomic `operation` whose 8 bytes are those from before its post.
+
+    Args:
+        operation: Such as `fetch_add`.
+        index: Its place in a list.
+    """
+    text = (
+        f"{operation} completed without its result: it took place at most once, and the value "
+        "before it is unknown"
+    )
+    error = AtomicResultLostError(errno.EBADMSG, text)
+    error.index = index
+    return error
 
 
 def lost_error(cause: BaseException) -> ConnectionLostError:

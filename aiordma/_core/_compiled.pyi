@@ -60,6 +60,8 @@ WRONG_DONE: Final[int]
 WRONG_SIZE: Final[int]
 WRONG_ORDER: Final[int]
 WRONG_BARE: Final[int]
+WRONG_NUMBER: Final[int]
+WRONG_TURN: Final[int]
 CHAIN: Final[int]
 WORD_SGL: Final[int]
 STREAM_DATA: Final[int]
@@ -275,6 +277,7 @@ class MessageState:
     asking: bool
     grows: Final[bool]
     grown: bool
+    numbered: bool
     python: bool
     requested: bool
     requesting: bool
@@ -420,6 +423,17 @@ class MessageState:
         compare_add: int,
         swap: int,
         region: Any,
+        /,
+    ) -> Operation | int | None: ...
+    def operate_copied(
+        self,
+        number: int,
+        opcode: int,
+        buffer: object,
+        remote_addr: int,
+        rkey: int,
+        compare_add: int,
+        swap: int,
         /,
     ) -> Operation | int | None: ...
     def read(self, remote: object, memory: object, offset: int, /) -> Operation | None: ...

@@ -85,7 +85,7 @@ typedef struct {
     Wakeup wakeup;
     PyObject *region;           /* the local memory; NULL once it has ended */
     Registration *registration; /* of it, used until then */
-    Py_buffer view;             /* of a READ that is copied: where to */
+    Py_buffer view;             /* of a READ or atomic that is copied: where to */
     char *place;                /* in `bounce`; NULL: the bytes are not copied */
     uint32_t position;          /* of it, as `bounce_head` counts */
     uint32_t length;
@@ -579,6 +579,7 @@ PyObject *aio_arrivals_next_done(PyObject *self, PyObject *unused);
 
 /* operation.c: methods of MessageState */
 PyObject *aio_operate(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *aio_operate_copied(PyObject *self, PyObject *args);
 PyObject *aio_operation_read(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *aio_operation_write(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *aio_operation_ended(PyObject *self, PyObject *args);

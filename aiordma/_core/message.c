@@ -21,10 +21,10 @@ static void write32(uint8_t *at, uint32_t value)
     memcpy(at, &value, sizeof(value));
 }
 
-static void write_header(uint8_t *at, enum aio_frame_kind kind, uint8_t flags, uint32_t credits,
-                         uint32_t imm, uint64_t argument)
+static void write_header(uint8_t *at, uint8_t first, uint8_t flags, uint32_t credits, uint32_t imm,
+                         uint64_t argument)
 {
-    at[0] = (uint8_t)kind;
+    at[0] = first;
     at[1] = flags;
     at[2] = (uint8_t)(credits >> 8);
     at[3] = (uint8_t)credits;
@@ -33,7 +33,33 @@ static void write_header(uint8_t *at, enum aio_frame_kind kind, uint8_t flags, u
     write32(at + 12, (uint32_t)argument);
 }
 
+/*
+ * The first byte of the next frame: the kind, and the number if frames have numbers.  A number is
+ * 4 bits at the upper end of a byte, so that the byte wraps with it.
+ */
+static uint8_t first_byte(struct aio_message_state *m, enum aio_frame_kind kind)
+{
+    uint8_t first = (uint8_t)(m->number_out | kind);
+
+    m->number_out += (uint8_t)(m->numbered << AIO_NUMBER_SHIFT);
+    return first;
+}
+
 /* Slots. */
+
+static void add_posted(struct aio_order *order, uint32_t slot)
+{
+    order->slots[order->next++ & order->mask] = (uint16_t)slot;
+}
+
+/* Take a slot whose request has completed; whether its turn was now. */
+static int take_posted(struct aio_order *order, uint32_t slot)
+{
+    if (order->first == order->next || order->slots[order->first & order->mask] != slot)
+        return 0;
+    order->first++;
+    return 1;
+}
 
 static uint32_t slot_key(const struct aio_slots *slots, uint32_t slot)
 {
@@ -198,6 +224,7 @@ static int put_slot(struct aio_message_state *m, uint32_t slot, uint32_t length,
     if (code)
         return code;
     m->sent++;
+    add_posted(&m->sending, slot);
     m->unposted[m->n_unposted++] = (struct aio_unposted){
         .length = length, .imm = imm, .slot = (uint16_t)slot, .has_imm = (uint8_t)has_imm};
     return 0;
@@ -230,7 +257,7 @@ static int put_control(struct aio_message_state *m, enum aio_frame_kind kind, ui
         argument = landings->addr[landings->newest];
         key = landings->key;
     }
-    write_header(at, kind, flags | grant_landing(m), credits, key, argument);
+    write_header(at, first_byte(m, kind), flags | grant_landing(m), credits, key, argument);
     return put_slot(m, m->data_slots + slot, AIO_FRAME_SIZE, 0, 0);
 }
 
@@ -284,7 +311,7 @@ static int pump(struct aio_message_state *m)
     return put && !code ? aio_message_flush(m) : code;
 }
 
-/* Post receive slots; without `slots` the first `count`. */
+/* Post receive slots; without `slots` the first `count`, which are in the order from the start. */
 int aio_message_receive(struct aio_message_state *m, const uint16_t *slots, uint32_t count)
 {
     struct ibv_sge sge[AIO_RECV_CHAIN];
@@ -304,6 +331,8 @@ int aio_message_receive(struct aio_message_state *m, const uint16_t *slots, uint
             wr[i].sg_list = &sge[i];
             wr[i].num_sge = 1;
             wr[i].next = i + 1 < n ? &wr[i + 1] : NULL;
+            if (slots)
+                add_posted(&m->receiving, slot);
         }
         code = ibv_post_recv(m->qp, wr, &bad);
     }
@@ -412,7 +441,8 @@ static int put_from(struct aio_message_state *m, uint32_t slot, enum aio_frame_k
     uint32_t size = (uint32_t)length;
 
     if (!m->raw) {
-        write_header(at, kind, flags | grant_landing(m), grant_credits(m, 0), imm, argument);
+        write_header(at, first_byte(m, kind), flags | grant_landing(m), grant_credits(m, 0), imm,
+                     argument);
         at += AIO_FRAME_SIZE;
         size += AIO_FRAME_SIZE;
     }
@@ -424,7 +454,7 @@ static int put_from(struct aio_message_state *m, uint32_t slot, enum aio_frame_k
 static uint32_t head_word(struct aio_message_state *m, uint32_t flags)
 {
     flags |= grant_landing(m);
-    return (uint32_t)AIO_FRAME_DATA << 24 | flags << 16 | grant_credits(m, 0);
+    return (uint32_t)first_byte(m, AIO_FRAME_DATA) << 24 | flags << 16 | grant_credits(m, 0);
 }
 
 /*
@@ -778,14 +808,14 @@ static void want_landing(struct aio_message_state *m, uint64_t length)
 }
 
 /* The peer's landing: offered by a PING, or free again. */
-static void take_landing(struct aio_message_state *m, const uint8_t *at)
+static void take_landing(struct aio_message_state *m, uint8_t kind, const uint8_t *at)
 {
     struct aio_stage *stage = &m->stage;
     uint8_t number = at[1] >> AIO_LANDING_SHIFT;
 
     if (at[1] & AIO_FRAME_FREE)
         stage->free = stage->number != 0;
-    if (at[0] == AIO_FRAME_PING && number && number <= AIO_LANDINGS) {
+    if (kind == AIO_FRAME_PING && number && number <= AIO_LANDINGS) {
         stage->number = number;
         stage->free = 1;
         stage->to_key = aio_read32(at + 4);
@@ -804,20 +834,28 @@ static void take_frame(struct aio_message_state *m, uint32_t slot, const struct 
     struct aio_arrival arrival = {.length = wc->byte_len, .slot = (uint16_t)slot, .bare = bare};
     uint64_t argument = wc->byte_len;
     uint32_t returned;
+    uint8_t kind;
 
+    if (!bare && wc->byte_len < AIO_FRAME_SIZE) {
+        violate(m, AIO_WRONG_SHORT, wc->byte_len, 0);
+        return;
+    }
+    kind = at[0] ^ m->number_in; /* with another number, no kind */
+    if (m->numbered && kind >> AIO_NUMBER_SHIFT) {
+        violate(m, AIO_WRONG_NUMBER, at[0] >> AIO_NUMBER_SHIFT, m->number_in >> AIO_NUMBER_SHIFT);
+        return;
+    }
+    m->number_in += (uint8_t)(m->numbered << AIO_NUMBER_SHIFT);
     if (written) {
         arrival.landing = at[1] >> AIO_LANDING_SHIFT;
         if (!has_landed(m, arrival.landing, wc->byte_len)) {
             violate(m, AIO_WRONG_WRITE, 0, 0);
             return;
         }
-    } else if (!bare && wc->byte_len < AIO_FRAME_SIZE) {
-        violate(m, AIO_WRONG_SHORT, wc->byte_len, 0);
-        return;
     }
     flags = m->stage.most ? at[1] & (uint8_t)~AIO_FRAME_FREE : at[1];
-    if (bare && (at[0] != AIO_FRAME_DATA || flags != arrival.landing << AIO_LANDING_SHIFT)) {
-        violate(m, AIO_WRONG_BARE, at[0], at[1]);
+    if (bare && (kind != AIO_FRAME_DATA || flags != arrival.landing << AIO_LANDING_SHIFT)) {
+        violate(m, AIO_WRONG_BARE, kind, at[1]);
         return;
     }
     if (!bare) {
@@ -825,17 +863,17 @@ static void take_frame(struct aio_message_state *m, uint32_t slot, const struct 
         argument = aio_read64(at + 8);
     }
     if (m->stage.most)
-        take_landing(m, at);
+        take_landing(m, kind, at);
     returned = (uint32_t)at[2] << 8 | at[3];
     if (returned) {
         m->credits += returned;
         if (m->queued || m->slot_awaited)
             m->base.events |= AIO_EVENT_ROOM;
     }
-    if (at[0] == AIO_FRAME_DATA || at[0] == AIO_FRAME_RENDEZVOUS) {
+    if (kind == AIO_FRAME_DATA || kind == AIO_FRAME_RENDEZVOUS) {
         arrival.has_imm = flags & AIO_FRAME_HAS_IMM;
         arrival.imm = arrival.has_imm ? aio_read32(at + 4) : 0;
-        arrival.large = at[0] == AIO_FRAME_RENDEZVOUS;
+        arrival.large = kind == AIO_FRAME_RENDEZVOUS;
         arrival.more = !arrival.large && flags & AIO_FRAME_MORE;
         if (!bare && !arrival.large && flags & AIO_FRAME_REQUESTS)
             arrival.requests = m->requested = m->python = 1; /* does the program take them? */
@@ -860,7 +898,7 @@ static void take_frame(struct aio_message_state *m, uint32_t slot, const struct 
         while (m->fragments)
             post_again(m, m->arrivals[(m->tail + --m->fragments) & m->arrival_mask].slot);
     } else {
-        take_control(m, at[0], flags, argument);
+        take_control(m, kind, flags, argument);
         if (m->violation)
             return;
     }
@@ -869,6 +907,10 @@ static void take_frame(struct aio_message_state *m, uint32_t slot, const struct 
 
 static void take_receive(struct aio_message_state *m, uint32_t slot, const struct ibv_wc *wc)
 {
+    if (!m->violation && !take_posted(&m->receiving, slot)) {
+        violate(m, AIO_WRONG_TURN, 1, slot);
+        return;
+    }
     m->posted--;
     m->receives--;
     if (m->violation)
@@ -888,22 +930,21 @@ static void take_receive(struct aio_message_state *m, uint32_t slot, const struc
     }
 }
 
-/*
- * 0 if the completion is for Python: some slots of a pool leave; or the send completes twice, which
- * a forked child may bring about.
- */
+/* 0 if the completion is for Python: some slots of a pool leave. */
 static int take_sent(struct aio_message_state *m, uint32_t slot)
 {
+    if (!take_posted(&m->sending, slot)) {
+        violate(m, AIO_WRONG_TURN, 0, slot);
+        return 1;
+    }
     if (slot == m->stage.slot) /* of the write, if there is one under way */
         m->stage.busy = 0;
     if (slot >= m->data_slots) {
-        if (m->n_control_free >= m->controls || slot - m->data_slots >= m->controls)
-            return 0;
         m->control_free[m->n_control_free++] = (uint16_t)(slot - m->data_slots);
         if (has_pending(m))
             m->base.events |= AIO_EVENT_SENT; /* pump may post the last pending frame */
         fail(m, pump(m));
-    } else if (m->n_free < m->data_slots && slots_stay(m, &m->send)) {
+    } else if (slots_stay(m, &m->send)) {
         m->free[m->n_free++] = (uint16_t)slot;
         if (m->queued || m->slot_awaited)
             m->base.events |= AIO_EVENT_ROOM;
@@ -983,6 +1024,8 @@ void aio_message_init(struct aio_message_state *m, uint32_t sends, uint32_t rece
     for (uint32_t i = 0; i < controls; i++)
         m->control_free[i] = (uint16_t)i;
     m->n_control_free = m->controls = m->frames.base = controls;
+    for (uint32_t i = 0; i < receives; i++)
+        add_posted(&m->receiving, i);
     m->posted = receives;
     m->unused = m->granted = (int64_t)receives - m->control;
     aio_message_size(m, m->unused);

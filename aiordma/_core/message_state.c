@@ -14,6 +14,13 @@ static int make_dones(struct aio_dones *dones, unsigned int count)
     return dones->items ? 0 : -1;
 }
 
+static int make_order(struct aio_order *order, unsigned int count)
+{
+    order->mask = aio_power(count) - 1;
+    order->slots = aio_room_for(order->mask + 1, sizeof(*order->slots));
+    return order->slots ? 0 : -1;
+}
+
 static int state_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     MessageState *self = (MessageState *)object;
@@ -29,7 +36,7 @@ static int state_init(PyObject *object, PyObject *args, PyObject *kwargs)
                                      &send_depth, &arrivals, &controls, &exchanges, &answers,
                                      &m->most_reads, &raw, &grows))
         return -1;
-    if (!arrivals || sends > send_depth || arrivals & (arrivals - 1) ||
+    if (!arrivals || sends > send_depth || arrivals & (arrivals - 1) || receives > arrivals ||
         controls + answers > receives || answers > exchanges ||
         send_depth + controls >= AIO_SUB_READ || exchanges > 0xFFFF) {
         PyErr_SetString(PyExc_ValueError, "sizes that do not fit one another");
@@ -40,7 +47,8 @@ static int state_init(PyObject *object, PyObject *args, PyObject *kwargs)
     m->arrivals = m->control_free ? aio_room_for(arrivals, sizeof(*m->arrivals)) : NULL;
     m->reads_done = m->arrivals ? aio_room_for(m->most_reads, sizeof(*m->reads_done)) : NULL;
     if (!m->reads_done || make_dones(&m->dones, exchanges) ||
-        make_dones(&m->dones_pending, exchanges))
+        make_dones(&m->dones_pending, exchanges) ||
+        make_order(&m->sending, send_depth + controls) || make_order(&m->receiving, arrivals))
         return -1;
     self->parked = aio_park(loop, object, aio_take_message);
     if (!self->parked)
@@ -134,6 +142,8 @@ static void state_dealloc(PyObject *object)
     PyMem_Free(self->state.dones.items);
     PyMem_Free(self->state.dones_pending.items);
     PyMem_Free(self->state.arrivals);
+    PyMem_Free(self->state.sending.slots);
+    PyMem_Free(self->state.receiving.slots);
     PyMem_Free(self->state.operations_free);
     PyMem_Free(self->state.operations_done);
     PyMem_Free(self->state.send.keys);
@@ -597,6 +607,8 @@ static PyMethodDef state_methods[] = {
      "Ended operations are not reported any more."},
     {"operate", (PyCFunction)(void (*)(void))aio_operate, METH_FASTCALL,
      "Post a READ, WRITE or atomic; see operation.c."},
+    {"operate_copied", aio_operate_copied, METH_VARARGS,
+     "The same by way of the memory of `lend`; None also if there is no room."},
     {"read", (PyCFunction)(void (*)(void))aio_operation_read, METH_FASTCALL,
      "READ in one request, into registered memory or a small buffer; see operation.c."},
     {"write", (PyCFunction)(void (*)(void))aio_operation_write, METH_FASTCALL,
@@ -638,6 +650,7 @@ static PyMemberDef state_members[] = {
     FIELD(asking, T_BOOL, 0),
     FIELD(grows, T_BOOL, READONLY),
     FIELD(grown, T_BOOL, 0),
+    FIELD(numbered, T_BOOL, 0),
     FIELD(said, T_UBYTE, READONLY),
     FIELD(peer_reason, T_ULONGLONG, READONLY),
     FIELD(error, T_INT, READONLY),

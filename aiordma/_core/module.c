@@ -76,6 +76,8 @@ static int add_constants(PyObject *module)
         CONSTANT(WRONG_SIZE),
         CONSTANT(WRONG_ORDER),
         CONSTANT(WRONG_BARE),
+        CONSTANT(WRONG_NUMBER),
+        CONSTANT(WRONG_TURN),
         CONSTANT(FRAME_MORE),
         CONSTANT(FRAME_FREE),
         CONSTANT(LANDING_SHIFT),

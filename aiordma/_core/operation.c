@@ -21,7 +21,9 @@
  * The bytes of other buffers are copied through `bounce`, registered memory that Python lends after
  * its first transfer of this kind.  A WRITE copies before the post, so that the buffer is free at
  * once; and it needs no room there if it goes inline.  A READ copies at its end, and its buffer
- * stays exported until then, canceled or not: the adapter never has the buffer itself.
+ * stays exported until then, canceled or not: the adapter never has the buffer itself.  An atomic
+ * does both: the bytes that it finds in its buffer are those that stay there if the adapter
+ * completes it without its result, which is how Python finds out (endpoint/one_sided.py).
  */
 #include "core.h"
 
@@ -251,14 +253,19 @@ static void reclaim(MessageState *self)
     self->bounce_tail = first;
 }
 
+/* Whether the adapter writes to the local memory. */
+static int lands(uint32_t opcode)
+{
+    return opcode == IBV_WR_RDMA_READ || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD ||
+           opcode == IBV_WR_ATOMIC_CMP_AND_SWP;
+}
+
 /* Name the bytes of a buffer in a request, copied if they have to be; whether there is room. */
 static int put(MessageState *self, struct aio_operation *request, const Py_buffer *view,
                uint32_t *position)
 {
-    int reads = request->opcode == IBV_WR_RDMA_READ;
-
     request->addr = (uint64_t)(uintptr_t)view->buf;
-    if (!reads && request->length <= self->state.inline_size)
+    if (request->opcode == IBV_WR_RDMA_WRITE && request->length <= self->state.inline_size)
         return 1;
     if (!self->state.operating)
         reclaim(self); /* to the beginning, which is in the caches */
@@ -268,7 +275,7 @@ static int put(MessageState *self, struct aio_operation *request, const Py_buffe
             return 0;
     }
     request->addr = self->bounce->addr + *position % (uint32_t)self->bounce->length;
-    if (!reads)
+    if (request->opcode != IBV_WR_RDMA_READ)
         memcpy((void *)(uintptr_t)request->addr, view->buf, request->length);
     return 1;
 }
@@ -334,6 +341,34 @@ static PyObject *aio_post(MessageState *self, long number, struct aio_operation 
     return (PyObject *)operation;
 }
 
+/*
+ * Export the bytes of a buffer: 0, or -1 with an exception.
+ *
+ * They are exported by a memoryview of their own, so that the program can release its memoryview,
+ * and so that an exporter gets back the struct that it has filled.  Bytes and a bytearray need no
+ * such care.
+ */
+static int export_buffer(PyObject *buffer, uint32_t opcode, Py_buffer *view)
+{
+    int flags = (lands(opcode) ? PyBUF_WRITABLE : 0) | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT;
+    PyObject *exporter = PyBytes_CheckExact(buffer) || PyByteArray_CheckExact(buffer)
+                             ? Py_NewRef(buffer)
+                             : PyMemoryView_FromObject(buffer);
+    int code = exporter ? PyObject_GetBuffer(exporter, view, flags) : -1;
+
+    Py_XDECREF(exporter);
+    return code;
+}
+
+/* The export goes on until the end of the operation, if its result is copied to the buffer. */
+static void keep_export(PyObject *result, uint32_t opcode, Py_buffer *view)
+{
+    if (lands(opcode) && result && Py_IS_TYPE(result, aio_operation_type))
+        ((Operation *)result)->view = *view;
+    else
+        PyBuffer_Release(view);
+}
+
 /* operate(number, opcode, address, length, remote address, rkey, compare_add, swap, region) */
 PyObject *aio_operate(PyObject *object, PyObject *const *args, Py_ssize_t count)
 {
@@ -367,6 +402,40 @@ PyObject *aio_operate(PyObject *object, PyObject *const *args, Py_ssize_t count)
         result = aio_post(self, number, &request, args[8], (Registration *)registration, NULL);
     }
     Py_DECREF(registration);
+    return result;
+}
+
+/*
+ * operate_copied(number, opcode, buffer, remote address, rkey, compare_add, swap): as `operate`, of
+ * the bytes of a buffer, by way of `bounce`.  None also if there is no room there.
+ */
+PyObject *aio_operate_copied(PyObject *object, PyObject *args)
+{
+    MessageState *self = (MessageState *)object;
+    struct aio_operation request = {0};
+    unsigned long long remote_addr, compare_add, swap;
+    PyObject *buffer, *result = NULL;
+    Py_buffer view;
+    long number;
+
+    if (!PyArg_ParseTuple(args, "lIOKIKK", &number, &request.opcode, &buffer, &remote_addr,
+                          &request.rkey, &compare_add, &swap))
+        return NULL;
+    if (!self->bounce)
+        Py_RETURN_NONE;
+    if (export_buffer(buffer, request.opcode, &view))
+        return NULL;
+    request.remote_addr = remote_addr;
+    request.compare_add = compare_add;
+    request.swap = swap;
+    request.lkey = self->bounce->lkey;
+    if (view.len && (uint64_t)view.len <= self->bounce->length) {
+        request.length = (uint32_t)view.len;
+        result = aio_post(self, number, &request, self->lent, self->bounce, &view);
+    } else {
+        result = Py_NewRef(Py_None);
+    }
+    keep_export(result, request.opcode, &view);
     return result;
 }
 
@@ -609,33 +678,17 @@ static PyObject *post_registered(MessageState *self, PyObject *const *args,
     return result;
 }
 
-/*
- * Post the bytes of a buffer.
- *
- * They are exported by a memoryview of their own, so that the program can release its memoryview,
- * and so that an exporter gets back the struct that it has filled.  Bytes and a bytearray need no
- * such care.
- */
+/* Post the bytes of a buffer. */
 static PyObject *post_copied(MessageState *self, PyObject *const *args, enum ibv_wr_opcode opcode)
 {
-    int reads = opcode == IBV_WR_RDMA_READ;
-    int flags = (reads ? PyBUF_WRITABLE : 0) | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT;
-    PyObject *exporter = PyBytes_CheckExact(args[1]) || PyByteArray_CheckExact(args[1])
-                             ? Py_NewRef(args[1])
-                             : PyMemoryView_FromObject(args[1]);
     PyObject *result = NULL;
     Py_buffer view;
-    int code = exporter ? PyObject_GetBuffer(exporter, &view, flags) : -1;
 
-    Py_XDECREF(exporter);
-    if (code)
+    if (export_buffer(args[1], opcode, &view))
         return NULL;
     if (!aio_is_for_python(args[1], &view))
         result = post(self, args, opcode, self->lent, self->bounce, 0, (uint64_t)view.len, &view);
-    if (reads && result && Py_IS_TYPE(result, aio_operation_type))
-        ((Operation *)result)->view = view;
-    else
-        PyBuffer_Release(&view);
+    keep_export(result, opcode, &view);
     return result;
 }
 

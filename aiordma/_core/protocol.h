@@ -48,6 +48,7 @@
 #define AIO_FRAME_FREE    4 /* the newest landing that the receiver of the frame knows is free */
 #define AIO_FRAME_REQUESTS                                                                         \
     0x80 /* of DATA: from here on the program of the sender sends requests and answers */
+#define AIO_NUMBER_SHIFT  4 /* bits of the first byte for the kind; the others have the number */
 #define AIO_LANDING_SHIFT 3 /* the flags from this bit on: the number of a landing */
 #define AIO_LANDINGS      3 /* the largest number; a landing has four times the bytes of the last */
 #define AIO_LANDING_SIZE  (1u << 16) /* bytes of the first */
@@ -143,6 +144,9 @@ enum aio_violation {
     AIO_WRONG_SIZE,   /* of a message: announced, the largest */
     AIO_WRONG_BARE,   /* another frame than DATA in an immediate, or flags: its kind, and they */
     AIO_WRONG_ORDER,  /* another message, in place of so many bytes of the last */
+    AIO_WRONG_NUMBER, /* of a frame: it came twice, or one is missing: its number, the next */
+    AIO_WRONG_TURN,   /* not the peer, but the adapter: a request that was not the next, or not
+                         there, has completed: whether it was a receive, its slot */
 };
 
 /* The events of a stream; the last while it is flushing. */
@@ -220,6 +224,17 @@ struct aio_unposted {
     uint8_t has_imm;
 };
 
+/*
+ * The slots that the adapter has, in the order in which they were posted, which is the order in
+ * which it completes them, each once.
+ */
+struct aio_order {
+    uint16_t *slots; /* `mask` + 1 places */
+    uint32_t mask;
+    uint32_t first;
+    uint32_t next;
+};
+
 struct aio_slots {
     uint64_t addr;
     uint32_t stride;
@@ -288,6 +303,7 @@ struct aio_message_state {
     uint8_t alive;      /* a sign of life of the peer since Python has cleared it */
     uint8_t grows;      /* the window grows as soon as the peer has used up its credits */
     uint8_t grown;      /* it has, and the peer does not have the credits yet */
+    uint8_t numbered;   /* both sides number their frames */
     uint8_t asking;     /* a PING is not answered */
     uint8_t requested;  /* a frame of requests has come */
     uint8_t requesting; /* the next message is the first frame of requests of this side */
@@ -317,6 +333,8 @@ struct aio_message_state {
     uint32_t controls;       /* how many of those */
     uint16_t *control_free;
     uint32_t n_control_free;
+    struct aio_order sending;
+    uint8_t number_out; /* of the next frame, at its place in the first byte */
     uint64_t sent;      /* frames, or messages of a raw connection */
     uint64_t completed; /* of these, with success: they have reached the peer's adapter */
     uint64_t flushed;   /* the others that have come back, and those that were never posted */
@@ -336,12 +354,14 @@ struct aio_message_state {
     struct aio_dones dones_pending;
 
     /* Receiving. */
-    int64_t posted;   /* receives that the adapter has */
-    int64_t receives; /* the same, and those that were flushed */
-    int64_t unused;   /* credits that the peer has */
-    int64_t granted;  /* that it was given since the beginning */
-    int64_t control;  /* receives kept for frames without credit */
-    int64_t due;      /* so many owed credits go in a CREDIT frame */
+    struct aio_order receiving;
+    uint8_t number_in; /* of the peer's next frame */
+    int64_t posted;    /* receives that the adapter has */
+    int64_t receives;  /* the same, and those that were flushed */
+    int64_t unused;    /* credits that the peer has */
+    int64_t granted;   /* that it was given since the beginning */
+    int64_t control;   /* receives kept for frames without credit */
+    int64_t due;       /* so many owed credits go in a CREDIT frame */
     int64_t
         marks[AIO_CREDIT_FRAMES]; /* of CREDIT frames that may be unprocessed: `granted` before */
     uint32_t n_marks;
@@ -523,6 +543,8 @@ struct aio_stream_state {
 
     uint8_t *words; /* on iWARP, four bytes for each receive */
     uint32_t words_lkey;
+    uint32_t receives; /* slots of receives; 0: none is posted yet */
+    uint32_t turn;     /* that of the next that completes */
     uint32_t n_used;
     uint16_t used[8]; /* receives to be posted again */
 };

@@ -399,7 +399,7 @@ uint32_t aio_stream_find(const struct aio_stream_state *s, const char *separator
     return 0;
 }
 
-/* Post `count` receives, for the slots in s->used where words need memory. */
+/* Post `count` receives, for the slots in s->used. */
 static int aio_stream_receives(struct aio_stream_state *s, uint32_t count)
 {
     struct ibv_sge sge[AIO_CHAIN];
@@ -410,7 +410,7 @@ static int aio_stream_receives(struct aio_stream_state *s, uint32_t count)
         return 0;
     s->posted += count;
     for (uint32_t i = 0; i < count; i++) {
-        uint32_t slot = s->words ? s->used[i] : 0;
+        uint32_t slot = s->used[i];
 
         wr[i].wr_id = s->wr_id + ((uint64_t)(AIO_STREAM_RECV | slot) << AIO_SUB_SHIFT);
         wr[i].next = i + 1 < count ? &wr[i + 1] : NULL;
@@ -428,9 +428,23 @@ static int aio_stream_receives(struct aio_stream_state *s, uint32_t count)
     return code ? aio_stream_failed(s, code) : 0;
 }
 
+/*
+ * Whether the receive of this slot is the next to complete.  Receives complete in the order in
+ * which they were posted, and are posted again in the same order: so the slots take turns.  The
+ * adapter that completes another has completed one twice, or lost one, whose word no byte would
+ * tell.
+ */
+static int aio_stream_is_turn(const struct aio_stream_state *s, uint32_t slot)
+{
+    return !s->receives || slot == s->turn;
+}
+
 /* The receive of this slot has completed; it is posted again with others. 0 or an errno. */
 int aio_stream_used(struct aio_stream_state *s, uint32_t slot)
 {
+    if (!aio_stream_is_turn(s, slot))
+        return EPROTO;
+    s->turn = slot + 1 == s->receives ? 0 : slot + 1;
     s->posted--;
     s->used[s->n_used++] = (uint16_t)slot;
     if (s->n_used < AIO_CHAIN)
@@ -442,6 +456,7 @@ int aio_stream_used(struct aio_stream_state *s, uint32_t slot)
 /* Post all receives, for the first time.  0 or a positive errno. */
 int aio_stream_fill(struct aio_stream_state *s, uint32_t count)
 {
+    s->receives = count;
     for (uint32_t done = 0; done < count;) {
         uint32_t n = count - done < AIO_CHAIN ? count - done : AIO_CHAIN;
         int code;
@@ -614,7 +629,8 @@ static int aio_stream_take(struct aio_state *state, const struct ibv_wc *wc)
         return 0;
     if (!(sub & AIO_STREAM_RECV))
         return sub & AIO_STREAM_MESSAGE ? aio_stream_sent(s, sub) : 0;
-    if (!s->receiving || !aio_stream_word(s, wc, &word))
+    if (!s->receiving || !aio_stream_is_turn(s, sub & ~AIO_STREAM_RECV) ||
+        !aio_stream_word(s, wc, &word))
         return 0;
     if (word <= AIO_WORD_VALUE) {
         if (!aio_stream_arrived(s, word))

@@ -469,6 +469,7 @@ def hello_of(
         knows_landings=bare,
         loop_id=loop_id,
         takes_pieces=True,
+        numbers_messages=True,
     )
 
 

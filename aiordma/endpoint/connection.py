@@ -566,6 +566,10 @@ class Connection(Uncopied):
     async def fetch_add(self, remote: RemoteRegion, value: int, *, offset: int = 0) -> int:
         """Add to an unsigned 64-bit integer in memory of the peer, atomically.
 
+        It is atomic against other remote atomics on the same adapter of the peer, and against
+        nothing else: not against a `write` of any connection, and not against the peer's own
+        program.
+
         Args:
             remote: The memory, exposed with `atomic=True`.
             value: The number to add, modulo 2**64: -1 subtracts.
@@ -578,6 +582,9 @@ class Connection(Uncopied):
             TypeError: `value` is no whole number.
             ValueError: Not aligned, or not inside `remote`.
             NotSupportedError: iWARP has no atomics.
+            AtomicResultLostError: The adapter has completed the operation without its result, as
+                Soft-RoCE may where packets are lost.  It took place at most once, and the old value
+                is unknown; the connection goes on.
             Others: as `read`.
 
         Cancellation: ends the wait; the addition may take place.
@@ -591,6 +598,9 @@ class Connection(Uncopied):
         self, remote: RemoteRegion, expected: int, desired: int, *, offset: int = 0
     ) -> int:
         """Store `desired` in an integer of the peer if it is `expected`, atomically.
+
+        It is atomic as `fetch_add` is.  After AtomicResultLostError nobody but the integer itself
+        can tell whether the swap took place: store values that tell who has stored them.
 
         Returns:
             The integer before; the swap took place if it equals `expected`.
@@ -973,6 +983,7 @@ class Connection(Uncopied):
         state.eager_size, state.bare_size, state.fragmented_size, state.written_size, landed = terms
         if link.own_pd:  # else the peers of others could write where messages land
             state.landed_size = landed
+        state.numbered = hello.numbers_messages
         state.credits += hello.recv_depth
         if state.queued or state.has_pending:
             self._sender.room()

@@ -5,9 +5,18 @@ Theory of operation
     refused here, before it is posted, by an exception.
 
     The adapter needs registered memory on this side.  Memory that the program has registered
-    (`register`) is used as it is.  Of other memory up to 64 KiB are copied through a buffer of the
-    pool, because a copy is cheaper than a registration; more is registered for the operation, or
-    copied in parts where the kernel does not pin it, as some mappings of files.
+    The adapter needs registered memory on this side.  Memory that the program has registered
+    (`register`) is used as it is.  Of other memory up to 64 KiB are copied through memory that is
+    registered already, because a copy is cheaper than a registration; more is registered for the
+    operation, or copied in parts where the kernel does not pin it, as some mappings of files.
+
+    A call gets its turn first, and then memory.  A transfer that is copied has the number of its
+    operation before; of the others as many at a time have their memory registered as there are
+    operations.  So calls that wait hold nothing, however many there are.
+
+    A completion of an atomic does not prove that its result is there: Soft-RoCE takes the answer to
+    a repeated message for that of the atomic behind it (docs/surprises.md).  So the 8 bytes have
+    random contents before the post, and a result that equals them is an error.
 
     C checks and posts the frequent cases in one request before Python is asked: registered memory,
     and buffers that are copied, once they have a buffer of the pool to go through
@@ -42,6 +51,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import os
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -59,7 +69,9 @@ from aiordma.errors import (
     NotSupportedError,
     ResourceClosedError,
     completion_error,
+    result_lost_error,
 )
+from aiordma.loop.credits import Credits
 from aiordma.loop.timers import Timer, call_later
 from aiordma.loop.wait_line import WaitLine
 from aiordma.loop.workers import call_blocking
@@ -74,7 +86,7 @@ from aiordma.verbs.enums import Access, AtomicCap, Opcode, WCStatus
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion, check_memory, is_unpinnable
 from aiordma.verbs.mw import MemoryWindow
 from aiordma.verbs.wc import WCRecord
-from aiordma.verbs.wr import SGE
+from aiordma.verbs.wr import ATOMICS, SGE
 
 __all__ = ["OneSided", "Operations"]
 
@@ -83,6 +95,7 @@ _GROUP = 4  # requests of a transfer that are posted at a time
 _LOCAL_WRITE = int(Access.LOCAL_WRITE)  # a number: `&` of flags is slow
 _LINGER_S = 0.5
 _FLUSHED = int(WCStatus.WR_FLUSH_ERR)
+_NAMES = {Opcode.ATOMIC_FETCH_AND_ADD: "fetch_add", Opcode.ATOMIC_CMP_AND_SWP: "compare_swap"}
 _IWARP_HINT = "iWARP does not say why; an access that the peer's adapter refuses ends like this"
 
 
@@ -97,11 +110,15 @@ def _rest(reference: weakref.ref[Operations]) -> None:
 
 
 class Operations:
-    """The requests of one connection, from the post to the end, beside those that C posts alone."""
+    """The requests of one connection, from the post to the end, beside those that C posts alone.
+
+    Attributes:
+        registering: Places for transfers that register memory of the program.
+    """
 
     __slots__ = (
         "__weakref__", "_c", "_depth", "_line", "_link", "_outcome", "_resting",
-        "_unexplained",
+        "_unexplained", "registering",
     )  # fmt: skip
 
     def __init__(self, link: Link, config: ConnectionConfig, outcome: Outcome) -> None:
@@ -109,12 +126,28 @@ class Operations:
         self._c: MessageState = link.state
         self._depth = config.one_sided_depth
         self._outcome = outcome
+        self.registering: Credits = Credits(config.one_sided_depth)
         self._line: WaitLine[int] | None = None  # made for the first task that waits
         self._unexplained: list[int] = []  # flushed; these end with the connection
         self._resting: Timer | None = None  # set while the link listens
 
-    async def posted(
+    async def number(self) -> int:
+        """Wait in line for the number of an operation: the caller posts with it, or gives it back.
+
+        Raises:
+            ConnectionLostError, ResourceClosedError: The connection is over.
+            OSError: The completion queue cannot grow: out of memory.
+
+        Cancellation: leaves the line.
+        """
+        self._attend()
+        if self._line or not self._c.n_operations_free:
+            return await self._wait()
+        return self._c.take_number()
+
+    def post(
         self,
+        number: int,
         opcode: int,
         region: MemoryRegion,
         addr: int,
@@ -124,9 +157,10 @@ class Operations:
         compare_add: int = 0,
         swap: int = 0,
     ) -> Operation:
-        """Post one request, when there is room.
+        """Post one request.
 
         Args:
+            number: Of `number`; given back if nothing was posted.
             opcode: A number of `Opcode`.
             region: The local memory; it stays registered until the operation has ended.
             addr: Address of the first local byte, inside of `region`.
@@ -138,23 +172,52 @@ class Operations:
 
         Raises:
             ConnectionLostError, ResourceClosedError: The connection is over.
-
-        Cancellation: nothing is posted.
         """
-        self._attend()
-        number = await self._number() if self._line or not self._c.n_operations_free else -1
-        operation = self._c.operate(
-            number, opcode, addr, size, where, rkey, compare_add, swap, region
-        )
+        operation: Operation | int | None = None
+        try:
+            operation = self._c.operate(
+                number, opcode, addr, size, where, rkey, compare_add, swap, region
+            )
+        finally:
+            if not isinstance(operation, Operation):
+                self.give(number)
+        if operation is None:
+            region._require()  # the connection has ended since
+        return self._taken(operation)
+
+    def post_copied(
+        self,
+        number: int,
+        opcode: int,
+        local: memoryview,
+        where: int,
+        rkey: int,
+        compare_add: int,
+        swap: int,
+    ) -> Operation | None:
+        """As `post`, of bytes that C copies; None if C has no room for them.
+
+        The number is then still the caller's.
+        """
+        try:
+            operation = self._c.operate_copied(
+                number, opcode, local, where, rkey, compare_add, swap
+            )
+        except BaseException:
+            self.give(number)
+            raise
+        if operation is None:
+            return None
+        if not isinstance(operation, Operation):
+            self.give(number)
+        return self._taken(operation)
+
+    def _taken(self, operation: Operation | int | None) -> Operation:
+        """The operation, if C has posted one; it says why not by None, or the errno of the post."""
         if isinstance(operation, Operation):
             return operation
-        if number >= 0:
-            self._give(number)
-        if operation is None:
-            region._require()
-            raise self.lost()  # the connection has ended since
-        # The adapter took no request: the connection cannot go on.
-        self._link.check(operation)
+        if operation is not None:
+            self._link.check(operation)  # the adapter took no request: the connection cannot go on
         raise self.lost()
 
     async def bind(self, window: MemoryWindow, part: SGE, rights: Access) -> None:
@@ -166,27 +229,22 @@ class Operations:
 
         Cancellation: ends the wait; the window may be bound.
         """
-        self._attend()
-        if self._line or not self._c.n_operations_free:
-            number = await self._number()
-        else:
-            number = self._c.take_number()
+        number = await self.number()
         try:
             await window._bind(self._link.qp, part.mr, part.offset, len(part), rights)
         except (FlushedError, ResourceClosedError) as exc:
             raise self.lost() from exc
         finally:
             if window._task is None:
-                self._give(number)
+                self.give(number)
             else:  # the request is under way
-                window._task.add_done_callback(lambda _: self._give(number))
+                window._task.add_done_callback(lambda _: self.give(number))
 
-    async def _number(self) -> int:
-        """Wait in line for the number of an operation."""
+    async def _wait(self) -> int:
         if self._line is None:
             self._line = WaitLine()
             self._c.room = self._room
-        number = self._line.wait(self._give)
+        number = self._line.wait(self.give)
         self._c.operations_wanted = True
         try:
             return await number
@@ -194,7 +252,7 @@ class Operations:
             self._room()
             raise
 
-    def _give(self, number: int) -> None:
+    def give(self, number: int) -> None:
         """Note that a number is free again."""
         self._c.give_number(number)
         self._room()
@@ -247,6 +305,7 @@ class Operations:
             self._line.fail(self.lost)
             self._line = None
             del self._c.room  # which leads here
+        self.registering.fail(self.lost)
         if self._resting is not None:
             self._resting.cancel()
             self._link.completions.expect(answers=False)
@@ -367,36 +426,35 @@ class OneSided:
             if size and reads:
                 self._require_reads(opcode)
             if size or imm is not None:
-                try:
-                    await self._transfer(opcode, local, where, remote.rkey, imm)
-                except OSError as exc:
-                    if isinstance(local, SGE) or not is_unpinnable(exc):
-                        raise
-                    await self._copied(opcode, local, where, remote.rkey, imm)
+                await self._move(opcode, local, where, remote.rkey, imm)
             return size
         except BaseException:
             _release(local)
             raise
 
-    async def _transfer(
+    async def _move(
         self, opcode: Opcode, local: memoryview | SGE, where: int, rkey: int, imm: int | None
     ) -> None:
+        """Do the requests of a transfer, and wait for their end."""
         size = len(local)
-        async with self._registered(local, reads=opcode == Opcode.RDMA_READ) as (region, start):
-            await self._post(opcode, region, start, size, where, rkey, imm)
-        state = self._link.state
-        if size <= _COPY and state.lent is None and self._link.buffers.pool.lend(region):
-            state.lend(region)
-
-    async def _copied(
-        self, opcode: Opcode, local: memoryview, where: int, rkey: int, imm: int | None
-    ) -> None:
-        """Transfer memory that the kernel does not pin, in parts that are copied."""
-        last = (len(local) - 1) // _COPY * _COPY
-        for start in range(0, len(local), _COPY):
+        if isinstance(local, SGE):
+            await self._post(opcode, local.mr, local.offset, size, where, rkey, imm)
+            return
+        if size > _COPY:
+            try:
+                async with self._registered(local, reads=opcode == Opcode.RDMA_READ) as region:
+                    await self._post(opcode, region, 0, size, where, rkey, imm)
+                return
+            except OSError as exc:
+                if not is_unpinnable(exc):
+                    raise
+        # Nothing to register, or memory that the kernel does not pin.
+        last = max(0, size - 1) // _COPY * _COPY
+        for start in range(0, max(1, size), _COPY):
+            number = imm if start == last else None
+            kind = opcode if number is None else Opcode.RDMA_WRITE_WITH_IMM
             with local[start : start + _COPY] as part:
-                number = imm if start == last else None
-                await self._transfer(opcode, part, where + start, rkey, number)
+                await self._copied(kind, part, where + start, rkey, number or 0)
 
     async def atomic(
         self, opcode: Opcode, remote: RemoteRegion, offset: int, compare_add: int, swap: int
@@ -411,15 +469,13 @@ class OneSided:
             text = f"{context.name} has no atomic operations"
             raise NotSupportedError(errno.EOPNOTSUPP, text)
         self._require_reads(opcode)
-        before = bytearray(8)
+        before = os.urandom(8)
+        result = bytearray(before)
         with self._outcome.explaining():
-            async with self._registered(memoryview(before), reads=True) as (region, start):
-                operation = await self.operations.posted(
-                    int(opcode), region, region.addr + start, 8, where, remote.rkey, compare_add,
-                    swap,
-                )  # fmt: skip
-                await self._ended(operation)
-        return int.from_bytes(before, "little")
+            await self._copied(opcode, memoryview(result), where, remote.rkey, compare_add, swap)
+        if result == before:
+            raise result_lost_error(_NAMES[opcode])
+        return int.from_bytes(result, "little")
 
     def _require_reads(self, opcode: Opcode) -> None:
         if self._link.qp._read_depth == 0:
@@ -555,50 +611,78 @@ class OneSided:
         return access | Access.REMOTE_WRITE if self._link.context.is_iwarp else access
 
     @contextlib.asynccontextmanager
-    async def _registered(
-        self, local: memoryview | SGE, *, reads: bool
-    ) -> AsyncIterator[tuple[MemoryRegion, int]]:
-        """Registered memory for a transfer of `local`: the region, and the offset in it."""
-        if isinstance(local, SGE):
-            yield local.mr, local.offset
-            return
-        size = len(local)
-        if size <= _COPY:
-            pool = self._link.buffers.pool
-            region = await pool.take(max(size, 1))
-            try:
-                if not reads:
-                    region.view[:size] = local
-                yield region, 0
-                if reads:
-                    local[:] = region.view[:size]
-            except BaseException:
-                pool.drop(region)  # the adapter may still use the region
-                raise
-            pool.give(region)
-            return
+    async def _registered(self, local: memoryview, *, reads: bool) -> AsyncIterator[MemoryRegion]:
+        """Memory of the program, registered for a transfer in its turn."""
         # No data land in memory that is written from; every region allows local reads.
         access = self._landing() if reads else Access(0)
         # The peer learns the key of such memory, and could use it as long as that is registered.
         exposed = bool(access & Access.REMOTE_WRITE)
         memory = lent(local)
-        # A message is released soon, and a cache would keep its memory.
-        if self._cache is not None and not exposed and memory is local:
-            async with self._cache.get(local, access) as region:
-                yield region, 0
-            return
-        region = await self._link.buffers.memory.registered(
-            size, lambda: self._link.register(memory, access)
-        )
+        registering = self.operations.registering
+        await registering.acquire()
         try:
-            yield region, 0
+            # A message is released soon, and a cache would keep its memory.
+            if self._cache is not None and not exposed and memory is local:
+                async with self._cache.get(local, access) as region:
+                    yield region
+                return
+            with self._outcome.explaining():
+                region = await self._link.buffers.memory.registered(
+                    len(local), lambda: self._link.register(memory, access)
+                )
+            try:
+                yield region
+            finally:
+                region.close()
+            if exposed or registering.waiting:  # the next registers memory of its own
+                await region.wait_closed()
+            elif len(local) > INLINE_BYTES:  # a thread deregisters; until then the buffer is exported
+                with contextlib.suppress(TimeoutError):
+                    await region.wait_closed(DEREGISTER_S)
         finally:
-            region.close()
-        if exposed:
-            await region.wait_closed()
-        elif size > INLINE_BYTES:  # deregistered by a thread; the buffer is exported until then
-            with contextlib.suppress(TimeoutError):
-                await region.wait_closed(DEREGISTER_S)
+            registering.release()
+
+    async def _copied(
+        self,
+        opcode: Opcode,
+        local: memoryview,
+        where: int,
+        rkey: int,
+        compare_add: int,
+        swap: int = 0,
+    ) -> None:
+        """Do one request with up to 64 KiB of the program, by way of other memory.
+
+        C copies through the memory that was lent, if there is room, else they go through a buffer
+        of the pool.  The first of these is lent when it is free.
+        """
+        operations, kind, size = self.operations, int(opcode), len(local)
+        number = await operations.number()
+        operation = operations.post_copied(number, kind, local, where, rkey, compare_add, swap)
+        if operation is not None:
+            await self._ended(operation)
+            return
+        pool = self._link.buffers.pool
+        try:
+            region = await pool.take(max(size, 1))
+        except BaseException:
+            operations.give(number)
+            raise
+        try:
+            if opcode != Opcode.RDMA_READ:
+                region.view[:size] = local
+            operation = operations.post(
+                number, kind, region, region.addr, size, where, rkey, compare_add, swap
+            )
+            await self._ended(operation)
+            if opcode == Opcode.RDMA_READ or opcode in ATOMICS:
+                local[:] = region.view[:size]
+        except BaseException:
+            pool.drop(region)  # the adapter may still use the region
+            raise
+        pool.give(region)
+        if self._link.state.lent is None and pool.lend(region):
+            self._link.state.lend(region)
 
     # Requests
 
@@ -614,8 +698,7 @@ class OneSided:
     ) -> None:
         """Post the requests of a transfer, and wait for all; the last has the immediate."""
         under_way: deque[Operation] = deque()
-        posted = self.operations.posted
-        done = 0
+        operations, done = self.operations, 0
         while True:
             part = min(LARGEST_REQUEST, size - done)
             last = done + part == size
@@ -624,8 +707,11 @@ class OneSided:
             if part or imm is not None:
                 if len(under_way) == _GROUP:
                     await self._ended(under_way.popleft())
+                number = await operations.number()
                 under_way.append(
-                    await posted(int(kind), region, addr, part, where + done, rkey, imm or 0)
+                    operations.post(
+                        number, int(kind), region, addr, part, where + done, rkey, imm or 0
+                    )
                 )
             done += part
             if last:

@@ -16,9 +16,11 @@ from aiordma._core import (
     WRONG_DONE,
     WRONG_KIND,
     WRONG_LENGTH,
+    WRONG_NUMBER,
     WRONG_ORDER,
     WRONG_SHORT,
     WRONG_SIZE,
+    WRONG_TURN,
     WRONG_WRITE,
 )
 from aiordma.endpoint.wire import AbortReason, protocol_error
@@ -48,6 +50,7 @@ __all__ = [
 ]
 
 _SAID = "the peer ended the connection"
+_TURN_HINT = "the adapter or its driver is broken, or a child of `fork()` used its queue"
 _LEFT_HINT = (
     "the peer closed in good order: nothing more can be sent to it; recv() still returns what it "
     "had sent"
@@ -180,8 +183,15 @@ def vanished_error() -> ConnectionLostError:
     return _lost(text, hint)
 
 
-def violation(kind: int, first: int, second: int) -> ProtocolError:
-    """The peer broke the message protocol; `MessageState.wrong` has the numbers."""
+def violation(kind: int, first: int, second: int) -> ConnectionLostError:
+    """The peer broke the message protocol, or an adapter its promises.
+
+    `MessageState.wrong` has the numbers.
+    """
+    if kind == WRONG_TURN:
+        what = "receive" if first else "send"
+        text = f"the adapter completed a {what} twice, or out of order (slot {second})"
+        return _lost(text, _TURN_HINT)
     texts = {
         WRONG_SHORT: f"a message of {first} bytes is shorter than its header",
         WRONG_LENGTH: f"length {first} announced, {second} bytes came",
@@ -192,6 +202,8 @@ def violation(kind: int, first: int, second: int) -> ProtocolError:
         WRONG_DONE: f"it answered exchange {first}: more answers than exchanges",
         WRONG_SIZE: f"a message of {first} bytes, of at most {second}",
         WRONG_ORDER: f"another message came in place of {first} bytes that are missing",
+        WRONG_NUMBER: f"message number {first} came in place of {second}: one came twice, or is "
+        "missing",
     }
     return protocol_error(f"the peer broke the protocol: {texts[kind]}")
 

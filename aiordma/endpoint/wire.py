@@ -58,10 +58,11 @@ _TAKES_BARE = 0x08
 _KNOWS_LANDINGS = 0x10
 _NAMES_LOOP = 0x20
 _TAKES_PIECES = 0x40
+_NUMBERS_MESSAGES = 0x80
 #: Bytes of the number of a loop, behind the user's bytes.
 LOOP_ID_SIZE = 8
 
-# kind, flags, credits returned, immediate, argument; _core/message.c reads and writes it.
+# kind and number, flags, credits returned, immediate, argument: _core/message.c does the work.
 FRAME = struct.Struct("!BBHIQ")
 # The body of a RENDEZVOUS frame: address, key, exchange number.
 RENDEZVOUS = struct.Struct("!QII")
@@ -121,6 +122,7 @@ class Hello:
         knows_landings: Whether it offers landings, and writes messages to landings of the peer.
         loop_id: The random number of its event loop, 8 bytes; empty: it names none.
         takes_pieces: Whether it takes announcements of messages in several pieces of memory.
+        numbers_messages: Whether it numbers its messages, to a peer that does so, too.
     """
 
     recv_depth: int
@@ -137,6 +139,7 @@ class Hello:
     knows_landings: bool = False
     loop_id: bytes = b""
     takes_pieces: bool = False
+    numbers_messages: bool = False
 
     def pack(self, room: int) -> bytes:
         """As private data of at most `room` bytes.
@@ -159,6 +162,7 @@ class Hello:
             | _KNOWS_LANDINGS * self.knows_landings
             | _NAMES_LOOP * bool(loop_id)
             | _TAKES_PIECES * self.takes_pieces
+            | _NUMBERS_MESSAGES * self.numbers_messages
         )
         header = _HELLO.pack(
             HELLO_MAGIC, self.version, self.min_version, flags, len(self.user_data),
@@ -200,4 +204,5 @@ class Hello:
             bool(flags & _KNOWS_CHECKSUMS), bool(flags & _ASKS_CHECKSUMS),
             bool(flags & _TAKES_FRAGMENTS), bool(flags & _TAKES_BARE),
             bool(flags & _KNOWS_LANDINGS), loop_id, bool(flags & _TAKES_PIECES),
+            bool(flags & _NUMBERS_MESSAGES),
         )  # fmt: skip

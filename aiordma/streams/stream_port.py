@@ -17,6 +17,7 @@ Theory of operation
 
 from __future__ import annotations
 
+import errno
 import struct
 from socket import ntohl
 from typing import ClassVar, Protocol
@@ -24,7 +25,7 @@ from typing import ClassVar, Protocol
 from aiordma._core import STREAM_MESSAGE, STREAM_PROBE, STREAM_RECV, SUB_SHIFT, StreamState
 from aiordma._ffi import ffi
 from aiordma.cm.connection_id import ConnectionId
-from aiordma.errors import ProtocolError, os_error
+from aiordma.errors import ConnectionLostError, ProtocolError, os_error
 from aiordma.link.adapter_side import AdapterSide, Owner
 from aiordma.link.completions import Completions
 from aiordma.link.shared_queues import SharedQueues
@@ -45,6 +46,7 @@ __all__ = ["StreamOwner", "StreamPort"]
 
 _WORD = struct.Struct("=I")
 _WITH_IMM = int(WCFlags.WITH_IMM)
+_OUT_OF_TURN = "the adapter completed a receive twice, or out of order"
 
 
 class StreamOwner(Owner, Protocol):
@@ -227,7 +229,11 @@ class StreamPort(AdapterSide):
         else:
             word = ntohl(record[5])
             whole = bool(record[8] & _WITH_IMM)
-        self.check(self.state.used(slot), "recv")
+        code = self.state.used(slot)
+        if code == errno.EPROTO:
+            self.fail(ConnectionLostError(code, _OUT_OF_TURN))
+            return
+        self.check(code, "recv")
         if not whole:
             self.fail(ProtocolError(71, "the peer broke the protocol: a message without a word"))
         elif self._owner is not None:

@@ -33,6 +33,7 @@ from aiordma.errors import (
 from aiordma.loop.running import running_loop
 from aiordma.verbs.ah import AddressHandle, AHAttributes, c_gid
 from aiordma.verbs.async_event import AsyncEvent, enroll, next_token
+from aiordma.verbs.atomic_results import AtomicResults
 from aiordma.verbs.context import Context, copy_of
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import (
@@ -362,6 +363,8 @@ class QueuePair(Resource):
             ValueError: The list is empty or longer than the queue, or see `post_send`.
             NotSupportedError: Device, transport or type of queue pair cannot do it.
             ResourceClosedError: The queue pair or a region is closed.
+            AtomicResultLostError: The list has completed, and an atomic of it, its `index`, has no
+                result; see `fetch_add`.
 
         Cancellation: ends the wait; while it waits for places nothing is posted, after that the
         requests run on and their regions stay registered until they are done.
@@ -382,7 +385,11 @@ class QueuePair(Resource):
             and group[-1].opcode != Opcode.RDMA_READ
         ):
             group[-1].send_flags |= SendFlags.FENCE  # else it would complete before them
-        return await self._sq.completed(self._built_send(group), wr_id=chain[-1].wr_id)
+        built = self._built_send(group)
+        results = AtomicResults(group)
+        completion = await self._sq.completed(built, wr_id=chain[-1].wr_id)
+        results.require()
+        return completion
 
     async def send(
         self,
@@ -552,8 +559,12 @@ class QueuePair(Resource):
     ) -> WorkCompletion:
         """Add to the peer's 64-bit integer; its old value lands in the 8 bytes of `buffers`.
 
+        This is atomic against other atomics of the peer's adapter, and against nothing else: not
+        against a WRITE, and not against the peer's processor.
+
         Args:
-            buffers: One piece of 8 bytes, for the old value in the machine's byte order.
+            buffers: One piece of 8 bytes, for the old value in the machine's byte order.  Until
+                that has come it holds random bytes, by which a missing result is found.
             remote_addr: Address of the integer, a multiple of 8.
             rkey: Key of the peer's memory, which needs `Access.REMOTE_ATOMIC`.
             value: The number to add, 0 to 2**64 - 1; the sum wraps around.
@@ -562,6 +573,8 @@ class QueuePair(Resource):
         Raises:
             NotSupportedError: The device has no atomic operations, as all of iWARP.
             ValueError: The address is no multiple of 8, or a number is out of range.
+            AtomicResultLostError: The adapter has completed the operation without its result.  It
+                took place at most once; the queue pair goes on.  Not found out in memory of a GPU.
 
         Further errors and cancellation: as `send`; a canceled operation may have taken place.
         """
@@ -569,7 +582,7 @@ class QueuePair(Resource):
             sg_list=sge_list(buffers), opcode=Opcode.ATOMIC_FETCH_AND_ADD,
             remote_addr=remote_addr, rkey=rkey, compare_add=value, send_flags=flags_of(fence=fence),
         )  # fmt: skip
-        return await self._sq.completed(self._built_send([request]), "fetch_add")
+        return await self._atomic(request, "fetch_add")
 
     async def compare_swap(
         self,
@@ -583,8 +596,10 @@ class QueuePair(Resource):
     ) -> WorkCompletion:
         """Store a value in the peer's 64-bit integer if that has another, all in one step.
 
+        Atomic as `fetch_add` is.
+
         Args:
-            buffers: One piece of 8 bytes, for the old value in the machine's byte order.
+            buffers: As of `fetch_add`.
             remote_addr: Address of the integer, a multiple of 8.
             rkey: Key of the peer's memory, which needs `Access.REMOTE_ATOMIC`.
             expected: The value that it has to have, 0 to 2**64 - 1.
@@ -600,7 +615,14 @@ class QueuePair(Resource):
             remote_addr=remote_addr, rkey=rkey, compare_add=expected, swap=desired,
             send_flags=flags_of(fence=fence),
         )  # fmt: skip
-        return await self._sq.completed(self._built_send([request]), "compare_swap")
+        return await self._atomic(request, "compare_swap")
+
+    async def _atomic(self, request: SendWR, operation: str) -> WorkCompletion:
+        built = self._built_send([request])
+        results = AtomicResults([request])
+        completion = await self._sq.completed(built, operation)
+        results.require(operation)
+        return completion
 
     async def local_invalidate(self, rkey: int, *, fence: bool = False) -> WorkCompletion:
         """End remote access by a key of this side: a window of type 2, or on iWARP a region.

@@ -191,7 +191,7 @@ static void frame(struct aio_message_state *m, struct input *in, uint8_t *arena,
     static const uint8_t good[4] = {AIO_FRAME_DATA, 0, 0, 1};
     struct aio_message_state before;
     uint32_t slot, body, returned;
-    uint8_t *at, word[4];
+    uint8_t *at, word[4], number, kind;
 
     if (!n_receives)
         return;
@@ -202,6 +202,17 @@ static void frame(struct aio_message_state *m, struct input *in, uint8_t *arena,
     wc.byte_len = take_edge(in, stride) % (stride + 1);
     for (uint32_t i = 0; i < wc.byte_len; i++)
         at[i] = take8(in);
+    if (m->numbered && take8(in) % 8 == 0) { /* it completes again, or another does out of turn */
+        memcpy(&before, m, sizeof(before));
+        wc.wr_id ^= (uint64_t)(1 + take8(in) % 7) << AIO_SUB_SHIFT;
+        CHECK(m->base.take(&m->base, &wc) && m->violation);
+        CHECK(m->tail == before.tail && m->credits == before.credits);
+        CHECK(before.violation ||
+              (m->violation == AIO_WRONG_TURN && m->receives == before.receives));
+        ASAN_POISON_MEMORY_REGION(at, stride);
+        return;
+    }
+    number = m->numbered && take8(in) % 32 ? m->number_in : 0;
     if (wc.byte_len >= AIO_FRAME_SIZE &&
         take8(in) % 8) { /* most are in good order, but for a bit */
         body = wc.byte_len - AIO_FRAME_SIZE;
@@ -216,6 +227,7 @@ static void frame(struct aio_message_state *m, struct input *in, uint8_t *arena,
             at[1] |= AIO_FRAME_MORE;
             put32(at + 12, body + take_edge(in, stride));
         }
+        at[0] |= number;
         if (take8(in) % 4 == 0)
             at[take8(in) % AIO_FRAME_SIZE] ^= (uint8_t)(1 << take8(in) % 8);
     }
@@ -223,6 +235,7 @@ static void frame(struct aio_message_state *m, struct input *in, uint8_t *arena,
     wc.wc_flags = take8(in) & IBV_WC_WITH_IMM;
     for (int i = 0; i < 4; i++) /* a header, most often in good order */
         word[i] = take8(in) % 8 ? good[i] : take8(in);
+    word[0] |= number;
     memcpy(&wc.imm_data, word, sizeof(word));
     if (take8(in) % (m->landings.granted ? 4 : 64) == 0) { /* of more bytes than a slot has, too */
         wc.opcode = IBV_WC_RECV_RDMA_WITH_IMM;
@@ -241,18 +254,22 @@ static void frame(struct aio_message_state *m, struct input *in, uint8_t *arena,
     if (m->violation || m->raw)
         return;
     /* The rules of docs/wire.md, read once more. */
+    kind = wc.wc_flags || wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM ? word[0] : at[0];
+    CHECK(!m->numbered || (kind & 0xF0) == before.number_in);
+    CHECK(m->number_in == (uint8_t)(before.number_in + (m->numbered ? 16 : 0)));
+    kind &= m->numbered ? 0xF : 0xFF;
     if (wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM) {
-        uint32_t number = word[1] >> AIO_LANDING_SHIFT;
+        uint32_t landing = word[1] >> AIO_LANDING_SHIFT;
 
-        CHECK(word[0] == AIO_FRAME_DATA && !(word[1] & (AIO_FRAME_HAS_IMM | AIO_FRAME_MORE)));
-        CHECK(before.landings.granted & 1 << number && wc.byte_len);
-        CHECK(wc.byte_len <= m->largest && wc.byte_len <= aio_landing_size(number));
+        CHECK(kind == AIO_FRAME_DATA && !(word[1] & (AIO_FRAME_HAS_IMM | AIO_FRAME_MORE)));
+        CHECK(before.landings.granted & 1 << landing && wc.byte_len);
+        CHECK(wc.byte_len <= m->largest && wc.byte_len <= aio_landing_size(landing));
         CHECK(m->credits - before.credits == (word[2] << 8 | word[3]));
         CHECK(before.unused > 0 && !before.missing && !m->missing);
         return;
     }
     if (wc.wc_flags && wc.opcode == IBV_WC_RECV) {
-        CHECK(word[0] == AIO_FRAME_DATA);
+        CHECK(kind == AIO_FRAME_DATA);
         CHECK(!(word[1] & ~(m->stage.most ? AIO_FRAME_FREE : 0)));
         CHECK(m->credits - before.credits == (word[2] << 8 | word[3]));
         CHECK(before.unused > 0 && (!before.missing || before.missing == wc.byte_len));
@@ -261,17 +278,17 @@ static void frame(struct aio_message_state *m, struct input *in, uint8_t *arena,
     }
     returned = (uint32_t)at[2] << 8 | at[3];
     CHECK(m->credits - before.credits == returned);
-    switch (at[0]) {
+    switch (kind) {
     case AIO_FRAME_DATA:
     case AIO_FRAME_RENDEZVOUS:
         body = wc.byte_len - AIO_FRAME_SIZE;
         CHECK(before.unused > 0);
-        CHECK(!before.missing || (at[0] == AIO_FRAME_DATA && get32(at + 12) == before.missing));
-        if (at[0] == AIO_FRAME_DATA && at[1] & AIO_FRAME_MORE) {
+        CHECK(!before.missing || (kind == AIO_FRAME_DATA && get32(at + 12) == before.missing));
+        if (kind == AIO_FRAME_DATA && at[1] & AIO_FRAME_MORE) {
             CHECK(body && get32(at + 12) > body && get32(at + 12) <= m->largest);
             CHECK(m->missing == get32(at + 12) - body && m->tail == before.tail);
         } else {
-            CHECK(at[0] == AIO_FRAME_RENDEZVOUS || get32(at + 12) == body);
+            CHECK(kind == AIO_FRAME_RENDEZVOUS || get32(at + 12) == body);
             CHECK(!m->missing && !m->fragments);
         }
         if (m->discarding)
@@ -283,7 +300,7 @@ static void frame(struct aio_message_state *m, struct input *in, uint8_t *arena,
     case AIO_FRAME_DONE:
         CHECK(m->dones.tail == before.dones.tail + 1); /* fall through */
     default:
-        CHECK(at[0] <= AIO_FRAME_ABORT && m->tail == before.tail);
+        CHECK(kind <= AIO_FRAME_ABORT && m->tail == before.tail);
     }
 }
 
@@ -315,13 +332,15 @@ static void fuzz_messages(struct input *in)
         ARRIVALS = 8,
         STRIDE = 48,
         OPERATIONS = 4,
-        READS = 2
+        READS = 2,
+        ORDER = 32 /* a power of two that has all slots */
     };
     struct aio_message_state *m = zeros(1, sizeof(*m));
     struct aio_arrival *arrivals = zeros(ARRIVALS, sizeof(*arrivals));
     uint16_t *free_slots = zeros(SENDS, sizeof(*free_slots));
     uint16_t *control_free = zeros(CONTROLS, sizeof(*control_free));
     uint16_t *done = zeros(OPERATIONS, sizeof(*done)), *reads = zeros(READS, sizeof(*reads));
+    uint16_t *sending = zeros(ORDER, sizeof(*sending)), *receiving = zeros(ORDER, sizeof(*sending));
     struct aio_done *dones = zeros(EXCHANGES, sizeof(*dones));
     struct aio_done *controls_pending = zeros(EXCHANGES, sizeof(*controls_pending));
     uint8_t *send = zeros(SENDS, STRIDE), *recv = zeros(RECEIVES, STRIDE);
@@ -338,6 +357,9 @@ static void fuzz_messages(struct input *in)
     m->dones = (struct aio_dones){.items = dones, .mask = EXCHANGES - 1};
     m->dones_pending = (struct aio_dones){.items = controls_pending, .mask = EXCHANGES - 1};
     m->reads_done = reads, m->most_reads = READS;
+    m->sending = (struct aio_order){.slots = sending, .mask = ORDER - 1};
+    m->receiving = (struct aio_order){.slots = receiving, .mask = ORDER - 1};
+    m->numbered = how >> 6 & 1;
     m->raw = how & 1;
     m->control = m->raw ? 0 : CONTROLS + EXCHANGES;
     aio_message_init(m, SENDS, RECEIVES, m->raw ? 0 : CONTROLS);
@@ -454,7 +476,7 @@ static void fuzz_messages(struct input *in)
     ASAN_UNPOISON_MEMORY_REGION(recv, RECEIVES * STRIDE);
     free(landing), free(stage), free(recv), free(send), free(control), free(done), free(reads),
         free(dones), free(controls_pending);
-    free(free_slots), free(control_free), free(arrivals), free(m);
+    free(free_slots), free(control_free), free(arrivals), free(sending), free(receiving), free(m);
 }
 
 /* Streams */

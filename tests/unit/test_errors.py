@@ -48,6 +48,7 @@ BASES: dict[str, tuple[type[BaseException], ...]] = {
     "DeviceNotFoundError": (OSError,),
     "NotSupportedError": (OSError,),
     "DeviceMemoryError": (OSError,),
+    "AtomicResultLostError": (errors.RdmaOSError,),
     "MessageTooLargeError": (ValueError,),
     "ConnectionFailedError": (ConnectionError, OSError),
     "AddressError": (errors.ConnectionFailedError,),

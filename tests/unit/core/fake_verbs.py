@@ -40,7 +40,7 @@ class Queue:
 
     Attributes:
         own: What the drain knows of it.
-        waiting: Ids of requests that have completed and were not polled, with lengths.
+        waiting: Ids of requests that have completed and were not polled, lengths, statuses.
         armed: None, or whether it was armed for solicited completions only.
         events: How many it has raised.
         polls: How often it was polled.
@@ -48,7 +48,7 @@ class Queue:
     """
 
     def __init__(self, adapter: Adapter, token: int, *, late: bool, solicited: bool) -> None:
-        self.waiting: list[tuple[int, int]] = []
+        self.waiting: list[tuple[int, int, int]] = []
         self.armed: bool | None = solicited
         self.events = self.polls = 0
         self.broken = False
@@ -73,9 +73,11 @@ class Queue:
         """It is going to be destroyed."""
         self.own.retire(self.address)
 
-    def complete(self, wr_id: int, *, solicited: bool = True, length: int = 0) -> None:
+    def complete(
+        self, wr_id: int, *, solicited: bool = True, length: int = 0, status: int = 0
+    ) -> None:
         """A request completes."""
-        self.waiting.append((wr_id, length))
+        self.waiting.append((wr_id, length, status))
         if self.armed is False or (self.armed and solicited):
             self.armed = None
             self.events += 1
@@ -186,9 +188,10 @@ class Adapter:
             return -1
         taken, queue.waiting = queue.waiting[:room], queue.waiting[room:]
         out: Any = ffi.cast("struct ibv_wc *", wcs)
-        for i, (wr_id, length) in enumerate(taken):
+        for i, (wr_id, length, status) in enumerate(taken):
             ffi.memmove(out + i, _NOTHING, len(_NOTHING))
             out[i].wr_id, out[i].opcode, out[i].byte_len = wr_id, _RECEIVED, length
+            out[i].status = status
         self._at("after poll", queue)
         return len(taken)
 

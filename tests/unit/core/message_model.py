@@ -16,6 +16,7 @@ WRITTEN = -20  # the same, written into a landing
 HAS_IMM, MORE, FREE, CREDIT_FRAMES = 1, 2, 4, 2
 REQUESTS = 0x80  # of DATA: the first frame of requests
 LANDING_SHIFT = 3
+NUMBER_SHIFT, NUMBERS = 4, 16  # of the first byte of a frame
 SINGLE = (PONG, PING, CREDIT, END, ABORT)  # the order in which they go
 
 
@@ -34,9 +35,11 @@ class Model:
         largest: int,
         bare: int,
         written: int,
+        numbered: bool,
     ) -> None:
         self.out: list[tuple[Any, ...]] = []
         self.violation: str | None = None
+        self.numbered, self.frames_in = numbered, 0
         self.said: set[int] = set()  # by the peer
         self.requests: set[int] = set()  # slots of messages from which on requests come
         self.requesting = False  # the next message is the first of these
@@ -196,6 +199,16 @@ class Model:
         self.requests.discard(slot)
         if self.violation is not None:
             return
+        if word is None and len(data) < 16:
+            self.violation = "short"
+            return
+        first = data[0] if word is None else word >> 24
+        if self.numbered:
+            if first >> NUMBER_SHIFT != self.frames_in % NUMBERS:
+                self.violation = "number"
+                return
+            first &= NUMBERS - 1
+        self.frames_in += 1
         if word is not None:
             flags = word >> 16 & 0xFF
             landing = flags >> LANDING_SHIFT if written else 0
@@ -207,16 +220,13 @@ class Model:
             if self.written:
                 self.target_free |= bool(flags & FREE and self.target)
                 flags &= ~FREE
-            if word >> 24 != DATA or flags != landing << LANDING_SHIFT:
+            if first != DATA or flags != landing << LANDING_SHIFT:
                 self.violation = "bare"
                 return
             self.credits += word & 0xFFFF
             self._data(slot, DATA, 0, None, len(data), data, -landing)
             return
-        if len(data) < 16:
-            self.violation = "short"
-            return
-        kind, flags, body = data[0], data[1], data[16:]
+        kind, flags, body = first, data[1], data[16:]
         if self.written:
             self.target_free |= bool(flags & FREE and self.target)
             if kind == PING and 0 < flags >> LANDING_SHIFT <= 3:
@@ -269,6 +279,11 @@ class Model:
         if not more:
             self.arrived.append((kind == RENDEZVOUS, self.fragments, self.imm))
             self.fragments = []
+
+    def again(self) -> None:
+        """The adapter completes a request that has completed before."""
+        if self.violation is None:
+            self.violation = "turn"
 
     def free(self, slot: int, together: int | None = None) -> None:
         """The slot of a frame is free."""

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from aiordma._core import EVENT_ARRIVED, STREAM_MESSAGE, SUB_RECV, SUB_SHIFT, StreamState
 from aiordma.endpoint.config import ConnectionConfig
+from aiordma.verbs.enums import WCStatus
 
 from ..endpoint.fabric import new_state
 from .completing import QueuePair
@@ -269,9 +270,10 @@ def test_i03_behind_a_completion_for_python_messages_are_not() -> None:
     with Adapter() as adapter:
         adapter.drain.add(0, state, lambda events: None)
         queue = adapter.queue()
-        for_python = 1000 << SUB_SHIFT  # no send slot
-        for wr_id in (SUB_RECV << SUB_SHIFT, for_python, (SUB_RECV | 1) << SUB_SHIFT):
-            queue.complete(wr_id)
+        for_python = 0  # a send that has failed
+        queue.complete(SUB_RECV << SUB_SHIFT)
+        queue.complete(for_python, status=int(WCStatus.RETRY_EXC_ERR))
+        queue.complete((SUB_RECV | 1) << SUB_SHIFT)
         adapter.serve()
         assert state.arrived == 2
         assert [wr_id for _, wr_id in adapter.got] == [for_python]
@@ -305,12 +307,14 @@ def test_a_sweep_tells_what_it_has_found() -> None:
     config = ConnectionConfig(raw=True, recv_depth=8)
     state, told = new_state(config, None, config.receives, 1), list[int]()
     state.waiting = True
-    received, other = SUB_RECV << SUB_SHIFT, 1000 << SUB_SHIFT
+    received = [(SUB_RECV | slot) << SUB_SHIFT for slot in range(3)]
+    failed = int(WCStatus.RETRY_EXC_ERR)
+    other = 1 << SUB_SHIFT
     with Adapter(most=4) as adapter:
         adapter.drain.add(0, state, told.append)
         queue = adapter.queue()
-        for wr_id in (received, received, other, received, 77 << SUB_SHIFT):
-            queue.complete(wr_id)
+        for wr_id in (*received[:2], other, received[2], 77 << SUB_SHIFT):
+            queue.complete(wr_id, status=0 if wr_id in received else failed)
         first = adapter.drain.sweep(queue.address)
         assert first is not None
         polled, arrived, records, more = first

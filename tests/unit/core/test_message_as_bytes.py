@@ -23,7 +23,7 @@ SIZE = 64
 
 
 class Received:
-    """A message of DATA that has arrived in slot 2 of a connection."""
+    """A message of DATA that has arrived in slot 2 of a connection, behind two others."""
 
     def __init__(self) -> None:
         one = One(raw=True)
@@ -42,7 +42,10 @@ class Received:
         self.state.bind(
             self.qp.address, 0, 0, 0, NOWHERE, (start, SIZE, 7, 4), (0, 0, 0), 0, self.memory
         )
-        assert one.take(arrival(2, len(DATA)))
+        for slot in range(3):
+            assert one.take(arrival(slot, len(DATA)))
+        self.state.skip()
+        self.state.skip()
         message = self.state.take()
         assert message is not None
         self.message: Message = message
@@ -203,7 +206,7 @@ def test_a_slot_outside_of_the_memory_is_refused() -> None:
 
 def test_a_message_without_a_receiver_is_refused() -> None:
     one = One(raw=True)
-    assert one.take(arrival(2, len(DATA)))
+    assert one.take(arrival(0, len(DATA)))
     message = one.state.take()
     assert message is not None
     with pytest.raises(SystemError, match="without a receiver"):

@@ -33,6 +33,8 @@ from .message_model import (
     FREE,
     LANDING_SHIFT,
     MORE,
+    NUMBER_SHIFT,
+    NUMBERS,
     PING,
     PONG,
     RENDEZVOUS,
@@ -50,7 +52,8 @@ WORDS = {
     "short": "shorter than its header", "credit": "without credit", "length": "bytes came",
     "kind": "message kind", "bare": "an immediate that announces",
     "done": "more answers", "size": "of at most", "order": "are missing",
-    "write": "a write with an immediate",
+    "write": "a write with an immediate", "number": "came twice, or is missing",
+    "turn": "twice, or out of order",
 }  # fmt: skip
 
 
@@ -96,10 +99,12 @@ class Case:
         self.stage = ffi.new("uint8_t[]", STAGE)
         state.written_size = written = rng.choice((0, 150, 1 << 20))
         state.receives = receives
+        state.numbered = self.numbered = rng.random() < 0.7
+        self.frames_in = self.frames_out = 0
         self.completing = Completing(state)
         self.model = Model(
             window, SENDS, CONTROLS, self.exchanges, state.chain, EAGER, FRAGMENTED, LARGEST,
-            bare, written,
+            bare, written, self.numbered,
         )  # fmt: skip
         self.taken: list[int] = []  # slots of messages that the program has
         self.receives = receives
@@ -119,16 +124,20 @@ class Case:
         written = wr.opcode == Opcode.RDMA_WRITE_WITH_IMM
         assert piece.lkey == (9 if written else 5 if slot < SENDS else 6)
         self.under_way.append(slot)
+        number = self.frames_out % NUMBERS * self.numbered
+        self.frames_out += 1
         if written or wr.opcode == Opcode.SEND_WITH_IMM:
             word = ntohl(wr.imm_data)
             kind, flags = WRITTEN if written else BARE, word >> 16 & 0xFF
-            assert word >> 24 == DATA
+            assert word >> 24 == DATA | number << NUMBER_SHIFT
             self.out.append(("send", kind, flags, word & 0xFFFF, 0, len(frame), frame))
             if written:
                 to = wr.wr.rdma
                 assert (to.remote_addr, to.rkey) == TARGETS[flags >> LANDING_SHIFT]
         else:
-            kind, flags, credits, imm, argument = FRAME.unpack_from(frame)
+            first, flags, credits, imm, argument = FRAME.unpack_from(frame)
+            assert first >> NUMBER_SHIFT == number
+            kind = first & (NUMBERS - 1)
             self.out.append(("send", kind, flags, credits, imm, argument, frame[FRAME_SIZE:]))
         if wr.next:
             self._sent(wr.next)
@@ -141,13 +150,31 @@ class Case:
             self.out.append(("receive", slot))
             wr = wr.next
 
+    def number(self) -> int:
+        """Of the peer's next frame, at its place; now and then one came twice, or was lost."""
+        number, self.frames_in = self.frames_in, self.frames_in + 1
+        if self.rng.random() < self.malice / 8:
+            number += self.rng.choice((-1, 1, 5))
+        return number % NUMBERS * self.numbered << NUMBER_SHIFT
+
+    def complete_twice(self) -> None:
+        """The adapter completes a receive, or a send, that it has completed before."""
+        slots = [s for s in range(SENDS + CONTROLS) if s not in self.under_way]
+        if self.rng.random() < 0.5 or not slots:
+            slot = next(s for s in range(self.receives) if s != self.posted[0])
+            wc = completion(SUB_RECV | slot, WCOpcode.RECV, FRAME_SIZE)
+        else:
+            wc = completion(self.rng.choice(slots))
+        self.model.again()
+        assert self.completing.take(wc)
+
     def write(self) -> None:
         """The peer writes into a landing; a hostile peer into none, or with another immediate."""
         rng, slot = self.rng, self.posted.popleft()
         number = rng.choice([*self.model.open] or [1])
         data = rng.randbytes(self.model.missing or rng.randrange(1, 400))
         free = rng.choice((0, FREE)) if self.model.written else 0
-        word = DATA << 24 | (number << LANDING_SHIFT | free) << 16 | 1
+        word = (DATA | self.number()) << 24 | (number << LANDING_SHIFT | free) << 16 | 1
         if rng.random() < self.malice:
             word ^= 1 << rng.randrange(16, 32)
             data = rng.choice((data, b"", bytes(LARGEST + 1)))
@@ -158,15 +185,20 @@ class Case:
         assert self.completing.take(completion(SUB_RECV | slot, opcode, len(data), word))
 
     def arrive(self, frame: bytes) -> None:
-        slot = self.posted.popleft()
+        slot, number = self.posted.popleft(), self.number()
         word = None
         if frame[0] == DATA and len(frame) > FRAME_SIZE and self.rng.random() < 0.3:
             # A whole message without immediate, or the last fragment, may come without a header.
             _, flags, credits, _, argument = FRAME.unpack_from(frame)
             if flags in {0, FREE} and argument == len(frame) - FRAME_SIZE:
-                word, frame = DATA << 24 | flags << 16 | credits, frame[FRAME_SIZE:]
+                word, frame = (
+                    (DATA | number) << 24 | flags << 16 | credits,
+                    frame[FRAME_SIZE:],
+                )
         if self.rng.random() < self.malice:
-            word = self.rng.choice((0, DATA << 24 | 1 << 16, 7 << 24, 1 << 16))
+            word = number << 24 | self.rng.choice((0, DATA << 24 | 1 << 16, 7 << 24, 1 << 16))
+        elif word is None:
+            frame = bytes([frame[0] | number]) + frame[1:]
         ffi.buffer(self.slots)[slot * SLOT : slot * SLOT + len(frame)] = frame
         self.model.frame(slot, frame, word)
         assert self.completing.take(completion(SUB_RECV | slot, WCOpcode.RECV, len(frame), word))
@@ -188,8 +220,8 @@ class Case:
             kinds.append(END)
             if model.unused > 0 and sum(large for large, _, _ in model.arrived) < 3:
                 kinds.append(RENDEZVOUS)
-        if not model.dones:
-            kinds.append(DONE)
+        if not model.dones or rng.random() < self.malice:
+            kinds += [DONE] * (1 + 20 * bool(model.dones))
         kind = rng.choice(kinds)
         body, flags, argument = b"", rng.choice((0, 1)), rng.randrange(1 << 40)
         if kind == DATA:
@@ -220,6 +252,8 @@ class Case:
                     self.write()
                 else:
                     self.arrive(self.frame())
+            case 11 if self.rng.random() < self.malice / 4 and self.posted:
+                self.complete_twice()
             case 11:
                 self.land()
             case 3 if self.under_way:

@@ -11,6 +11,7 @@ import gc
 import os
 import random
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
@@ -59,13 +60,14 @@ class Channel:
         self.lengths: dict[int, list[int]] = {0: [], 1: [], 2: []}
         self.python: list[int] = []
         self.raised: list[BaseException] = []
+        self.laid: Counter[int] = Counter()  # messages, by state
         self.slow_calls = 0
         self.raises: BaseException | None = None
         self.adapter = Adapter()
         self.opened.extend((self.adapter.read_fd, self.adapter.write_fd))
         self.queue = self.adapter.queue(late=late)
         self.drain = self.adapter.drain
-        config = ConnectionConfig(raw=True, recv_depth=64)
+        config = ConnectionConfig(raw=True, recv_depth=1024)
         self.states = [new_state(config, None, config.receives, 1) for _ in range(3)]
         for index, state in enumerate(self.states):
             state.allow_operations(4)
@@ -77,7 +79,9 @@ class Channel:
         for index, bits in items:
             for bit, sub in ((EVENT_ARRIVED, SUB_RECV), (EVENT_OPERATED, SUB_OPERATE)):
                 if bits & bit:
-                    self.queue.complete(sub << SUB_SHIFT | index, length=length)
+                    slot = self.laid[index] if bit == EVENT_ARRIVED else 0
+                    self.laid[index] += bit == EVENT_ARRIVED
+                    self.queue.complete(sub + slot << SUB_SHIFT | index, length=length)
 
     def lay_for_python(self, count: int) -> None:
         for _ in range(count):
@@ -262,7 +266,7 @@ def test_a_state_that_was_removed_hears_nothing() -> None:
     channel.lay((0, 1))
     channel.on_readable()
     assert channel.told == []
-    assert channel.python == [SUB_RECV << SUB_SHIFT], "it is Python's from now on"
+    assert channel.python == [(SUB_RECV | 1) << SUB_SHIFT], "it is Python's from now on"
 
 
 def test_one_that_is_removed_by_another_hears_nothing() -> None:

@@ -40,7 +40,7 @@ from aiordma.verbs.enums import Access, Opcode
 
 from ..endpoint.fabric import LeftToPython, new_state
 from .completing import Completing, QueuePair, completion
-from .test_message_state import One, Slots, arrival, reserved
+from .test_message_state import One, Slots, arrival
 
 _TP_CLEAR = 51  # the number of Py_tp_clear
 _NOWHERE = (0, 0, 0, 0)
@@ -135,7 +135,8 @@ def test_a_closed_connection_uses_neither_queue_pair_nor_slots() -> None:
     state = one.state
     assert one.take(slots.lay(0, FrameKind.PING))
     assert one.take(arrival(1, 4))
-    slot = reserved(state)
+    slot = state.free_slots[-1]
+    assert state.withdraw_slot(slot)
     state.allow_operations(4)
     region = Region()
     before = slots.sent[:], slots.posted[:]

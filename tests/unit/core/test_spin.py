@@ -11,6 +11,7 @@ import itertools
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -36,7 +37,7 @@ from .fake_verbs import Adapter, Queue
 
 LONG_NS, SHORT_NS = 1 << 50, 1
 _RECEIVED = SUB_RECV << SUB_SHIFT
-_RAW = ConnectionConfig(raw=True, recv_depth=64)
+_RAW = ConnectionConfig(raw=True, recv_depth=1024)
 #: Of an entry that has no state.
 _STRANGER = 100
 
@@ -110,6 +111,7 @@ class Scene:
         self.poller = self.drain.poller = Poller(self._ask, False)
         self._readable = Readable(self.drain, self._slow)
         self.states: list[MessageState] = []
+        self._arrived: Counter[int] = Counter()
 
     def _note(self, name: str, queue: Queue) -> None:
         self.log.append(name)
@@ -145,7 +147,9 @@ class Scene:
 
     def arrive(self, queue: Queue, index: int = 0) -> None:
         """A message has arrived."""
-        queue.complete(_RECEIVED | index, length=1)
+        slot = self._arrived[index]
+        self._arrived[index] += 1
+        queue.complete(_RECEIVED + (slot << SUB_SHIFT) | index, length=1)
 
     def turn(self) -> None:
         """The loop calls for a turn that was asked for."""
@@ -252,7 +256,7 @@ def test_nothing_is_lost_whenever_it_completes(
             if strangers and next(made) % 3 == 0:
                 queue.complete(_STRANGER)
             else:
-                queue.complete(_RECEIVED, length=1)
+                at.arrive(queue)
 
     with scene(moment) as at:
         queue = at.queue()

@@ -210,7 +210,8 @@ class FakeLink(Link):
         self.reads_allowed = 0
         self.max_unposted = 0
         self.promised: Callable[[], int] = lambda: 0
-        self.sent: list[bytes] = []  # every frame, in order
+        self.sent: list[bytes] = []  # every frame, in order, without its number
+        self.received = 0  # frames
         self.doorbells: list[int] = []  # how many of them each post has brought
         self.ready: deque[int] = deque()  # receive slots that the adapter has
         self.inbound: deque[tuple[int, bytes, int | None]] = deque()  # on their way to this side
@@ -218,7 +219,7 @@ class FakeLink(Link):
         self.behind = 0  # frames of a sweep behind the first: C may send before it sees them
         self.unacked: deque[int] = deque()  # own send slots that have landed at the peer
         self.reads: deque[tuple[int, FakeRegion, int, int, tuple[int, int]]] = deque()
-        self.busy: set[int] = set()  # own send slots under way
+        self.busy: dict[int, None] = {}  # own send slots under way, the oldest first
         self.pinned: set[Any] = set()
 
     @property
@@ -262,9 +263,10 @@ class FakeLink(Link):
             0 if self.slots.control is None else SendFlags.SOLICITED
         )
         imm = ntohl(wr.imm_data) if wr.opcode == Opcode.SEND_WITH_IMM else None
-        self.busy.add(number)
+        self.busy[number] = None
         frame = bytes(arena.slot(place, piece.length))
-        self.sent.append(frame)
+        plain = self.state.numbered and imm is None
+        self.sent.append(bytes([frame[0] & 0xF]) + frame[1:] if plain else frame)
         # Every credit that the peer now has, and every control message, has its receive.
         assert len(self.ready) + len(self.landed) + self.behind >= self.promised()
         if self.failure is not None or self.closed or self.peer is None:
@@ -408,6 +410,7 @@ class FakeLink(Link):
 
     def _lay(self, frame: bytes, imm: int | None = None) -> int:
         slot = self.ready.popleft()
+        self.received += 1
         self.slots.recv.slot(slot, len(frame))[:] = frame
         self.landed.append((slot, len(frame), imm))
         return slot
@@ -421,7 +424,15 @@ class FakeLink(Link):
         return completion(SUB_RECV | slot, WCOpcode.RECV, length, imm)
 
     def inject(self, frame: bytes, imm: int | None = None) -> int:
-        """A frame of a hostile peer arrives, in the slot that is returned, and is processed."""
+        """A frame of a hostile peer arrives, in the slot that is returned, and is processed.
+
+        It has the next number.
+        """
+        number = self.received % 16 << 4 if self.state.numbered else 0
+        if imm is not None:
+            imm |= number << 24
+        elif frame:
+            frame = bytes([frame[0] | number]) + frame[1:]
         slot = self._lay(frame, imm)
         self.process()
         return slot
@@ -449,7 +460,7 @@ class FakeLink(Link):
 
     def _acknowledged(self) -> Any:
         slot = self.unacked.popleft()
-        self.busy.discard(slot)
+        self.busy.pop(slot, None)
         return completion(slot)
 
     def read(self) -> None:

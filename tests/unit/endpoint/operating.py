@@ -119,6 +119,8 @@ class End:
 
     _read: Any = Connection.read
     _write: Any = Connection.write
+    fetch_add: Any = Connection.fetch_add
+    compare_swap: Any = Connection.compare_swap
 
     async def read(self, into: Any, offset: int = 0, remote: Any = REMOTE) -> int:
         return int(await self._read(remote, into, offset=offset))

@@ -233,9 +233,10 @@ def test_the_result_is_the_bytes_and_is_counted(run: Run, c: Lib, trace: bool) -
                 await end.finish(task)
         assert [task.result() for task in tasks] == [123, 45, 4096]
         assert (end.state.bytes_read, end.state.bytes_written) == (123, 45 + 4096)
-        add = await end.operations.posted(
-            int(Opcode.ATOMIC_FETCH_AND_ADD), place.region, place.region.addr, 8, 64, 9, 1
-        )
+        add = end.operations.post(
+            await end.operations.number(), int(Opcode.ATOMIC_FETCH_AND_ADD), place.region,
+            place.region.addr, 8, 64, 9, 1,
+        )  # fmt: skip
         assert end.state.atomics == 0
         end.complete()
         end.tell()

@@ -34,7 +34,7 @@ class Side:
 
     def arrive(self, frame: bytes, imm: int | None = None) -> int:
         slot = self.link.inject(frame, imm)
-        self.link.unacked.extend(sorted(self.link.busy))
+        self.link.unacked.extend(self.link.busy)
         while self.link.unacked:
             self.link.acknowledge()
         return slot

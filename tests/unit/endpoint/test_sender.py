@@ -42,7 +42,7 @@ class Side:
             message.release()
 
     def acknowledge(self, slot: int | None = None) -> None:
-        self.link.unacked.append(min(self.link.busy) if slot is None else slot)
+        self.link.unacked.append(next(iter(self.link.busy)) if slot is None else slot)
         self.link.acknowledge()
 
     def send(self, data: bytes = b"x", imm: int | None = None) -> asyncio.Task[None]:

@@ -1,0 +1,246 @@
+"""Calls that wait for their turn hold no memory; and atomics, whose result may be missing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from aiordma._core import Operation
+from aiordma.errors import AtomicResultLostError, ConnectionLostError
+from aiordma.memory import RemoteRegion
+from aiordma.verbs import Access
+from aiordma.verbs.enums import Opcode
+
+from ..conftest import Run, settle
+from ..core.test_wakeup import called_by_the_loop
+from ..verbs.test_memory_region import Lib, c
+from .operating import MIB, End
+from .test_copied_operations import ROOM, Copying, copying
+
+__all__ = ["c"]
+
+COUNTER = RemoteRegion(1 << 40, 64, 77, Access.REMOTE_ATOMIC)
+DEPTH = 4
+CALLS: dict[str, Callable[[End], Any]] = {
+    "small write": lambda end: end.write(bytes(100)),
+    "small read": lambda end: end.read(bytearray(100)),
+    "write of all that is lent": lambda end: end.write(bytes(ROOM)),
+    "large write": lambda end: end.write(bytes(ROOM + 1)),
+    "large read in pieces": lambda end: end.read(bytearray(2 * MIB)),
+    "atomic": lambda end: end.fetch_add(COUNTER, 1),
+}
+
+
+def registered(c: Lib) -> int:
+    """Regions that are registered now, beside that of the place."""
+    made = sum(call[0] == "iova" for call in c.calls)
+    return made - sum(call[0] == "dereg" for call in c.calls) - 1
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_calls_that_wait_hold_no_memory(run: Run, c: Lib, call: str) -> None:
+    """As many regions as operations, and one that is lent, however many calls there are."""
+
+    async def main() -> None:
+        place = Copying(depth=DEPTH)
+        end, most = place.end, 0
+        tasks = [asyncio.create_task(CALLS[call](end)) for _ in range(100)]
+        while not all(task.done() for task in tasks):
+            await settle()
+            most = max(most, registered(c))
+            assert len(end.adapter.numbers) <= DEPTH
+            for number in end.adapter.numbers:
+                place.lands(number, bytes(len(end.adapter.memory[number])))
+            if end.adapter.numbers:
+                end.complete()
+                await called_by_the_loop(end.tell)
+        assert {task.exception() for task in tasks} == {None}
+        assert 0 < most <= DEPTH + 1
+        assert sorted(end.seen()[0]) == list(range(DEPTH)), "a number was lost"
+        await place.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_calls_that_wait_are_canceled_and_go_on_in_order(run: Run, c: Lib, call: str) -> None:
+    async def main() -> None:
+        place = Copying(depth=1)
+        end, log = place.end, list[int]()
+
+        async def one(number: int) -> None:
+            await CALLS[call](end)
+            log.append(number)
+
+        tasks = [asyncio.create_task(one(number)) for number in range(8)]
+        await settle()
+        for number in (3, 5):
+            tasks[number].cancel()
+        while not all(task.done() for task in tasks):
+            await settle()
+            for number in end.adapter.numbers:
+                place.lands(number, bytes(len(end.adapter.memory[number])))
+            if end.adapter.numbers:
+                end.complete()
+                await called_by_the_loop(end.tell)
+        assert log == [0, 1, 2, 4, 6, 7]
+        assert [task.cancelled() for task in tasks] == [n in (3, 5) for n in range(8)]
+        assert end.seen()[0] == [0]
+        await place.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_end_of_the_link_ends_calls_that_wait(run: Run, c: Lib, call: str) -> None:
+    async def main() -> None:
+        place = Copying(depth=1)
+        end = place.end
+        tasks = [asyncio.create_task(CALLS[call](end)) for _ in range(5)]
+        while not end.adapter.numbers:
+            await settle()
+        end.outcome.cause = ConnectionLostError(104, "gone")
+        end.state.over = True
+        end.link.close()
+        await asyncio.wait(tasks, timeout=10)
+        assert {type(task.exception()) for task in tasks} == {ConnectionLostError}
+        end.gone.finish()
+        await place.close()
+
+    run(main())
+
+
+def test_a_call_that_finds_no_memory_gives_its_turn_to_the_next(
+    run: Run, c: Lib, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        place = Copying(depth=1)
+        end = place.end
+        with monkeypatch.context() as broken:
+
+            async def take(size: int) -> Any:
+                raise MemoryError(size)
+
+            broken.setattr(type(end.link.pool), "take", lambda _, size: take(size))
+            with pytest.raises(MemoryError):
+                await end.write(b"data")
+        assert end.seen()[0] == [0]
+        await end.finish(asyncio.create_task(end.write(b"data")))
+        await place.close()
+
+    run(main())
+
+
+# Atomics
+
+
+@pytest.mark.parametrize("lent", [False, True])
+def test_an_atomic_has_its_operands_and_its_result(run: Run, c: Lib, lent: bool) -> None:
+    """By way of Python, and of the memory that is lent."""
+
+    async def main() -> None:
+        place = await copying() if lent else Copying()
+        end = place.end
+        for task, opcode, operands in (
+            (end.fetch_add(COUNTER, 5, offset=8), Opcode.ATOMIC_FETCH_AND_ADD, (5, 0)),
+            (end.compare_swap(COUNTER, 3, 9, offset=8), Opcode.ATOMIC_CMP_AND_SWP, (3, 9)),
+        ):
+            running = asyncio.create_task(task)
+            await settle()
+            posted = end.adapter.posted[-1]
+            assert (posted[0], posted[2], posted[4]) == (opcode, 8, COUNTER.addr + 8)
+            assert posted[6:] == operands
+            place.lands(end.adapter.numbers[0], (1 << 63 | 7).to_bytes(8, "little"))
+            await place.ended()
+            assert running.result() == 1 << 63 | 7
+        assert end.state.atomics == 2
+        await place.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("lent", [False, True])
+def test_an_atomic_without_its_result_is_an_error(run: Run, c: Lib, lent: bool) -> None:
+    """The adapter has completed it, and not touched the memory.  The connection goes on."""
+
+    async def main() -> None:
+        place = await copying() if lent else Copying()
+        end = place.end
+        for name, call in (
+            ("fetch_add", lambda: end.fetch_add(COUNTER, 5)),
+            ("compare_swap", lambda: end.compare_swap(COUNTER, 5, 6)),
+        ):
+            task = asyncio.create_task(call())
+            await settle()
+            await place.ended()
+            with pytest.raises(AtomicResultLostError, match=f"{name} completed without"):
+                task.result()
+            again = asyncio.create_task(call())
+            await settle()
+            place.lands(end.adapter.numbers[0], bytes(8))
+            await place.ended()
+            assert again.result() == 0
+        await place.close()
+
+    run(main())
+
+
+def test_each_atomic_finds_other_bytes_in_its_memory(run: Run, c: Lib) -> None:
+    """So what an earlier one has left there is never taken for a result."""
+
+    async def main() -> None:
+        place = await copying(depth=1)
+        end, found = place.end, set[bytes]()
+        for _ in range(20):
+            task = asyncio.create_task(end.fetch_add(COUNTER, 1))
+            await settle()
+            (number,) = end.adapter.numbers
+            found.add(bytes(end.adapter.memory[number]))
+            place.lands(number, b"12345678")
+            await place.ended()
+            assert task.result() == int.from_bytes(b"12345678", "little")
+        assert len(found) == 20
+        await place.close()
+
+    run(main())
+
+
+def test_a_result_that_equals_the_random_bytes_is_taken_for_none(
+    run: Run, c: Lib, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer that knew them could have its requester see an error, and no more."""
+
+    async def main() -> None:
+        place = Copying()
+        monkeypatch.setattr(os, "urandom", lambda size: b"\x2a" * size)
+        task = asyncio.create_task(place.end.fetch_add(COUNTER, 1))
+        await settle()
+        place.lands(place.end.adapter.numbers[0], b"\x2a" * 8)
+        await place.ended()
+        with pytest.raises(AtomicResultLostError):
+            task.result()
+        await place.close()
+
+    run(main())
+
+
+def test_copied_bytes_that_do_not_fit_are_left_to_python(run: Run, c: Lib) -> None:
+    async def main() -> None:
+        place = await copying()
+        state, write = place.end.state, int(Opcode.RDMA_WRITE)
+        for size in (0, ROOM + 1):
+            number = state.take_number()
+            assert state.operate_copied(number, write, bytes(size), 0, 0, 0, 0) is None
+            state.give_number(number)
+        number = state.take_number()
+        with pytest.raises(BufferError):
+            state.operate_copied(number, int(Opcode.RDMA_READ), b"constant", 0, 0, 0, 0)
+        assert isinstance(state.operate_copied(number, write, b"x", 0, 0, 0, 0), Operation)
+        await place.ended()
+        await place.close()
+
+    run(main())
