@@ -636,7 +636,9 @@ class OneSided:
                 region.close()
             if exposed or registering.waiting:  # the next registers memory of its own
                 await region.wait_closed()
-            elif len(local) > INLINE_BYTES:  # a thread deregisters; until then the buffer is exported
+            elif (
+                len(local) > INLINE_BYTES
+            ):  # a thread deregisters; until then the buffer is exported
                 with contextlib.suppress(TimeoutError):
                     await region.wait_closed(DEREGISTER_S)
         finally:
