@@ -1,7 +1,7 @@
 """Other systems: Debian releases with newer Pythons and rdma-cores, for stages of ``make test``.
 
-Usage: ``tools/systems.py 3.15 -- COMMAND...`` runs a command in the system that has this Python,
-where ``python`` is the project's own environment, for example::
+Usage: ``tools/systems.py 3.15 [--or-here] -- COMMAND...`` runs a command in the system that has
+this Python, where ``python`` is the project's own environment, for example::
 
     tools/systems.py 3.15 -- python -m pytest tests/unit
     tools/systems.py 3.15 -- python -m aiordma.testing.softroce -- bash
@@ -15,7 +15,8 @@ repository in the place of the repository, with an extension that was built ther
 rdma-core's headers, with that compiler. A guest of softroce has the system's files, so that the
 command meets its Python and its rdma-core there, too.
 
-The exit status is 77 if the system cannot be had here, with the reason as the last line.
+The exit status is 77 if the system cannot be had here, with the reason as the last line. With
+``--or-here`` the command runs on this machine then, with the Python that runs this.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -38,6 +40,9 @@ from checks import ROOT, CheckFailedError, call, copy_repository
 
 #: The exit status for "not to be had here", as automake's tests have it.
 ABSENT = 77
+#: How the lines begin that say what a command runs with, or why it does not.
+_SYSTEM, _ABSENT = "system: ", "absent: "
+MARKS = (_SYSTEM, _ABSENT)
 COPIES = ROOT / "build" / "systems"
 KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _DAY_S = 86400.0
@@ -149,7 +154,7 @@ def _key(system: System) -> str:
 def _bootstrap(system: System) -> None:
     """Make the root anew, with the Pythons that the archive has."""
     shutil.rmtree(system.root, ignore_errors=True)
-    print(f"system {system.release}: a new root, for {system.days} days", flush=True)
+    print(f"a new root of Debian {system.release}, for {system.days} days", flush=True)
     log = cache() / f"{system.release}.log"
     command = [
         "debootstrap", "--variant=minbase", f"--include={','.join(_BASE)}", f"--keyring={KEYS}",
@@ -192,7 +197,7 @@ def _set_up(system: System, python: str) -> None:
         call(*_entered(system, copy, python), *setup, limit_s=1800)
 
 
-def run(python: str, command: list[str]) -> None:
+def run(python: str, command: list[str], *, or_here: bool = False) -> None:
     """Become a command in the system that has this Python.
 
     Raises:
@@ -200,21 +205,37 @@ def run(python: str, command: list[str]) -> None:
         CheckFailedError: it cannot be set up.
     """
     system = system_of(python)
-    make(system)
-    if python not in present(system):
-        raise AbsentError(f"the archive's {system.release} has no CPython {python}")
-    print(describe(system, python), flush=True)
+    try:
+        make(system)
+        if python not in present(system):
+            raise AbsentError(f"the archive's {system.release} has no CPython {python}")
+    except AbsentError as reason:
+        if not or_here:
+            raise
+        own = platform.python_version()
+        print(f"{_ABSENT}{reason}; CPython {own} of this machine stands in", flush=True)
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        os.chdir(ROOT)
+        os.execvpe(command[0], command, {**os.environ, "PATH": path})
+    print(f"{_SYSTEM}{describe(system, python)}", flush=True)
     words = [*_entered(system, COPIES / python, python), *command]
     os.execvp(words[0], words)
 
 
 def describe(system: System, python: str) -> str:
-    """A line about a system: its Python and its rdma-core."""
+    """The release, and the versions of its Python and its rdma-core."""
     copy = COPIES / python
     query = ("dpkg-query", "-W", "-f", "${Version}", "rdma-core")
     rdma_core = call(*_entered(system, copy, python), *query)
     version = call(*_entered(system, copy, python), f"/usr/bin/python{python}", "--version")
-    return f"system {system.release}: {version.strip()}, rdma-core {rdma_core.strip()}"
+    return f"Debian {system.release}, {version.strip()}, rdma-core {rdma_core.strip()}"
+
+
+def compile_tests(python: str) -> None:
+    """Have every file of tests imported once: outside, because in a guest it takes minutes."""
+    folders = ("tests/unit", "tests/device", "tests/interop")
+    collect = ("python", "-m", "pytest", "-qq", "--co", "-p", "no:cacheprovider", *folders)
+    call(*_entered(system_of(python), COPIES / python, python), *collect, limit_s=600)
 
 
 def _entered(system: System, copy: Path, python: str = "") -> list[str]:
@@ -260,8 +281,12 @@ def main() -> None:
         for system in SYSTEMS:
             if system.release in words[1:] or not words[1:]:
                 make(system)
+                for python in present(system):
+                    compile_tests(python)
+                    print(f"{_SYSTEM}{describe(system, python)}", flush=True)
     elif "--" in words:
-        run(words[0], words[words.index("--") + 1 :])
+        cut = words.index("--")
+        run(words[0], words[cut + 1 :], or_here="--or-here" in words[:cut])
     else:
         sys.exit(__doc__)
 
@@ -270,7 +295,7 @@ if __name__ == "__main__":
     try:
         main()
     except AbsentError as reason:
-        print(f"absent: {reason}", flush=True)
+        print(f"{_ABSENT}{reason}", flush=True)
         sys.exit(ABSENT)
     except CheckFailedError as error:
         sys.exit(str(error))

@@ -48,20 +48,22 @@ async def main(address: str, method: str, loop: str) -> None:
         async for message in conn:
             await conn.send((int.from_bytes(message, "big") + 1).to_bytes(4, "big"))
 
-    async with aiordma.serve(serve, address, 0) as server:
-        async with aiordma.connect(address, server.port) as conn:
-            await conn.send(bytes(4))
-            (await conn.recv()).release()
-            context = multiprocessing.get_context(method)
-            with ProcessPoolExecutor(2, mp_context=context) as pool:
-                running = asyncio.get_running_loop()
-                calls = (
-                    running.run_in_executor(pool, call, address, server.port, loop, number)
-                    for number in range(_CALLS)
-                )
-                print(method, *await asyncio.gather(*calls))
-            await conn.send(bytes(4))
-            print("parent", int.from_bytes(await conn.recv(), "big"))
+    async with (
+        aiordma.serve(serve, address, 0) as server,
+        aiordma.connect(address, server.port) as conn,
+    ):
+        await conn.send(bytes(4))
+        (await conn.recv()).release()
+        context = multiprocessing.get_context(method)
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
+            running = asyncio.get_running_loop()
+            calls = (
+                running.run_in_executor(pool, call, address, server.port, loop, number)
+                for number in range(_CALLS)
+            )
+            print(method, *await asyncio.gather(*calls))
+        await conn.send(bytes(4))
+        print("parent", int.from_bytes(await conn.recv(), "big"))
 
 
 if __name__ == "__main__":

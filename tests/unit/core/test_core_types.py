@@ -99,6 +99,7 @@ _REFUSED = (
     "interpreter. Use a thread, or a process of its own"
 )
 
+
 def test_a07_a_subinterpreter_is_refused() -> None:
     """And the main interpreter has lost nothing by it."""
     done = run_python(
