@@ -1,5 +1,6 @@
-"""Run pytest under another CPython of this machine: one stage of ``make test`` for each that no
-system of tools/systems.py has.
+"""Run pytest under another CPython of this machine: one stage of ``make test`` for each.
+
+Those that a system of tools/systems.py has are run there, if that can be had.
 
 Usage: ``tools/pythons.py 3.12|debug [--guest] -- PYTEST OPTION...``. Without arguments it lists
 the versions.

@@ -1,4 +1,4 @@
-"""A server, and clients in a pool of processes: child_processes.py ADDRESS START_METHOD LOOP.
+"""A server, and clients in a pool of processes: arguments ADDRESS START_METHOD LOOP.
 
 The pool is made after the server listens and is connected, as a program does that hands work out.
 """

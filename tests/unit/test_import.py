@@ -33,7 +33,7 @@ def test_the_version_is_that_of_the_project() -> None:
 def run(code: str, *flags: str) -> str:
     done = subprocess.run(
         [sys.executable, "-W", "error", *flags, "-c", code],
-        capture_output=True, check=False, cwd=ROOT, text=True, timeout=20,
+        capture_output=True, check=False, cwd=ROOT, text=True, timeout=100,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
