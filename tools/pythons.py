@@ -1,5 +1,7 @@
 """Run pytest under another CPython of this machine: one stage of ``make test`` for each.
 
+Those that a system of tools/systems.py has are run there, if that can be had.
+
 Usage: ``tools/pythons.py 3.12|debug [--guest] -- PYTEST OPTION...``. Without arguments it lists
 the versions.
 
@@ -27,7 +29,7 @@ from checks import ROOT, CheckFailedError, call
 from requirements import requirements
 
 #: The versions looked for. The classifiers of pyproject.toml name those that have been run.
-SUPPORTED = range(11, 15)
+SUPPORTED = range(11, 16)
 GROUPS = ["build", "cli", "uvloop", "test"]
 #: What says "this one can be used": a real CPython with the interpreter lock and with venv.
 _PROBE = (

@@ -27,6 +27,7 @@ from typing import IO
 
 from checks import ROOT, Counts, read_counts, read_failures
 from stages import REPORTS, STAGES, Stage
+from systems import ABSENT, MARKS
 
 #: Between the request to end and the kill of a stage that is over its limit.
 GRACE_S = 15.0
@@ -47,12 +48,16 @@ class Result:
         counts: of its tests; a stage without tests of its own counts as one.
         seconds: of real time.
         problem: why it failed, or an empty text.
+        absent: why it could not run here, which is no failure, or an empty text.
+        note: what it ran with, in the words of its command.
     """
 
     stage: Stage
     counts: Counts
     seconds: float
     problem: str = ""
+    absent: str = ""
+    note: str = ""
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
@@ -131,6 +136,16 @@ def run_with(
     return problem
 
 
+def read_note(stage: Stage) -> str:
+    """Return what a stage says of its system at the beginning of its log, or an empty text."""
+    with (ROOT / stage.log).open(errors="replace") as log:
+        for line in log:
+            for mark in MARKS:
+                if line.startswith(mark):
+                    return line.removeprefix(mark).strip()
+    return ""
+
+
 def judge(stage: Stage, problem: str) -> tuple[Counts, str]:
     """Return the counts of a stage that ran, and what is wrong with it, if anything."""
     if not stage.report:
@@ -162,11 +177,16 @@ def run_stage(stage: Stage, options: Sequence[str], *, show: bool, broken: str =
         print(f"\n=== {stage.name}: {stage.about}", flush=True)
         if show:
             print(f"    {shlex.join([*stage.command])}", flush=True)
-        counts, problem = judge(stage, run_command(stage, options, show=show))
+        problem = run_command(stage, options, show=show)
         seconds = time.monotonic() - started
+        note = read_note(stage)
+        if problem == f"exit status {ABSENT}":
+            print(f"=== {stage.name} absent: {note}", flush=True)
+            return Result(stage, Counts(), seconds, absent=note or problem)
+        counts, problem = judge(stage, problem)
         verdict = f"FAILED: {problem}" if problem else "passed"
         print(f"=== {stage.name} {verdict} ({seconds:.1f} s)", flush=True)
-        return Result(stage, counts, seconds, problem)
+        return Result(stage, counts, seconds, problem, note=note)
     print(f"\n=== {stage.name} FAILED: {problem}", flush=True)
     return Result(stage, Counts(failed=1), time.monotonic() - started, problem)
 
@@ -198,11 +218,14 @@ def print_table(results: Sequence[Result], left_out: Sequence[Stage], seconds: f
     print(f"\n{'stage':<22}{'result':<8}" + "".join(f"{head:>9}" for head in heads))
     total = Counts()
     for result in results:
+        if result.absent:
+            print(f"{result.stage.name:<22}{'absent':<8}  {result.absent}")
+            continue
         counts, total = result.counts, total + result.counts
         numbers = (counts.passed, counts.failed, counts.skipped, counts.xfailed)
         line = f"{result.stage.name:<22}{'FAIL' if result.problem else 'ok':<8}"
         line += "".join(f"{number:>9}" for number in numbers) + f"{result.seconds:>9.1f}"
-        print(line + (f"  {result.problem}" if result.problem else ""))
+        print("  ".join(filter(None, (line, result.problem, result.note))))
     for stage in left_out:
         print(f"{stage.name:<22}{'absent':<8}  there is no {stage.optional}")
     print(f"{seconds:.0f} s in all; logs and JUnit files: {REPORTS}/")

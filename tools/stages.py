@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pythons
+import systems
 
 #: The folder for logs and JUnit files of a run; git ignores it.
 REPORTS = Path("build/test")
@@ -15,7 +16,8 @@ REPORTS = Path("build/test")
 #: Marks of tests that need more than one device on one host in ordinary time.
 _SPECIAL = "not virtual_time and not two_hosts and not qemu and not program and not dask"
 #: What runs on both loops on each device; the rest runs on one, another one for each device.
-_OF_THE_LOOP = "not slow and not one_loop"
+_OF_THE_LOOP = "(smoke or not slow and not one_loop)"
+_NOT_OF_THE_LOOP = "(smoke or slow or one_loop)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,9 @@ class Stage:
         optional: left out, with a word about it, if this path is missing.
         after: a stage whose failure makes this one pointless.
         env: additions to the environment.
+
+    A command that ends with `systems.ABSENT` has found that what it needs is not to be had here: it
+    is left out, with a word about it, too.
     """
 
     name: str
@@ -130,11 +135,77 @@ def _sanitized(
     return Stage(name, about, command, limit_s, must_run=bool(after), after=after, env=env)
 
 
+def _system_unit(python: str) -> Stage:
+    """Return the stage of the unit tests in the system that has this Python."""
+    name = f"unit-{python}"
+    release = systems.system_of(python).release
+    return Stage(
+        name,
+        f"the unit tests, with CPython {python} and rdma-core of {release}",
+        (
+            *(sys.executable, "tools/systems.py", python, "--", "python", "-m", "pytest"),
+            *_options(name, "tests/unit"),
+        ),
+        limit_s=900,
+        pytest=True,
+        after=f"system-{release}",
+        env={"PYTHONASYNCIODEBUG": "1"},
+    )
+
+
+def _system_device(
+    name: str,
+    about: str,
+    python: str,
+    *arguments: str,
+    limit_s: float,
+    or_here: bool = False,
+    env: Mapping[str, str] | None = None,
+) -> Stage:
+    """Return a stage of pytest on Soft-RoCE in the system that has this Python.
+
+    With `or_here` the machine's own Python and rdma-core stand in where it cannot be had.
+    """
+    release = systems.system_of(python).release
+    inside = f"--timeout={limit_s - 60:.0f}"
+    softroce = ("python", "-m", "aiordma.testing.softroce", *RXE, inside, "--")
+    return Stage(
+        name,
+        f"{about}, with CPython {python} and rdma-core of {release}",
+        (
+            *(sys.executable, "tools/systems.py", python, *(("--or-here",) if or_here else ())),
+            *("--", *softroce, "python", "-m", "pytest", *_options(name, *arguments)),
+        ),
+        limit_s,
+        must_run=True,
+        pytest=True,
+        after=f"system-{release}",
+        env=env or {},
+    )
+
+
+def _systems() -> tuple[Stage, ...]:
+    """Return the stages that make the systems, and compile the tests there."""
+    return tuple(
+        Stage(
+            f"system-{system.release}",
+            f"Debian {system.release} with CPython {' and '.join(system.pythons)}; "
+            "the extension builds there, and every file of tests imports",
+            (sys.executable, "tools/systems.py", "--make", system.release),
+            limit_s=1800,
+            report=False,
+            after="kernel",
+        )
+        for system in systems.SYSTEMS
+    )
+
+
 def _other_pythons(kind: str, about: str, *arguments: str) -> tuple[Stage, ...]:
-    """Return a stage for every other CPython of this machine."""
+    """Return a stage for every other CPython of this machine that no system has."""
     where = ("--guest",) if kind == "smoke" else ()
     stages = []
-    for version in pythons.found():
+    covered = () if systems.why_not() else [python for s in systems.SYSTEMS for python in s.pythons]
+    for version in filter(lambda version: version not in covered, pythons.found()):
         name = f"{kind}-{version}"
         command = (sys.executable, "tools/pythons.py", version, *where, "--")
         stages.append(
@@ -150,7 +221,7 @@ def _other_pythons(kind: str, about: str, *arguments: str) -> tuple[Stage, ...]:
         )
     if not stages:
         # So that the table shows that nothing of the kind ran.
-        absent = "other CPython of 3.11 to 3.14 here"
+        absent = "other CPython here that is older than those of the systems"
         stages.append(Stage(f"{kind}-3.x", about, (), 1, optional=absent))
     return tuple(stages)
 
@@ -180,6 +251,18 @@ RXE = (*UML, "--device", "rxe")
 #: For five processes, and arrays of more than 256 MiB; pages that no process uses are not taken.
 DASK_MEMORY = ("--memory", "3G")
 ALL_TESTS = "tests/device"
+#: Of tests/interop, those with the most connections and the most kinds of requests; and pyverbs,
+#: which changes with rdma-core.
+_INTEROP = "rping or ucmatose or rstream or pyverbs"
+
+# Where each combination stands. A fact about the loop and the device is looked for on both loops on
+# both devices; one about the interpreter, or about rdma-core, on any of them. So the stages of
+# Soft-RoCE are given out: 3.15 has asyncio's own loop, 3.14 uvloop, both with rdma-core 65 or
+# later; the machine's own Python has software iWARP, virtual time, faults, and what is long. Where
+# a system cannot be had, the machine stands in for it, so that no combination of loop and device is
+# lost. 3.13 with rdma-core 56 runs beside them: what changed between 3.11 and 3.14, or between
+# rdma-core 44 and 65, is then known to a version. The 3.15 of device-rxe-asyncio compiles what is
+# hot (PYTHON_JIT), where its build can; unit-3.15 and interop-rxe do not.
 
 #: Two run at a time, in this order: what everything waits for, what needs no kernel while that is
 #: built, and then the longest first, so that both lanes end together.
@@ -250,6 +333,7 @@ STAGES: tuple[Stage, ...] = (
         limit_s=600,
         must_run=True,
     ),
+    *_systems(),
     _local("fake", "the library over FakeFabric", "tests/fake", limit_s=600, optional="tests/fake"),
     _device(
         "smoke-qemu",
@@ -260,13 +344,13 @@ STAGES: tuple[Stage, ...] = (
         limit_s=900,
         after="collect",
     ),
-    _device(
+    _system_device(
         "device-rxe-asyncio",
         "the real stack on Soft-RoCE, asyncio's own loop",
-        RXE,
-        ALL_TESTS,
-        *("--loop=asyncio", "-m", f"{_SPECIAL} and not siw"),
+        *("3.15", ALL_TESTS, "--loop=asyncio", "-m", f"{_SPECIAL} and not siw and {_OF_THE_LOOP}"),
         limit_s=1600,
+        or_here=True,
+        env={"PYTHON_JIT": "1"},
     ),
     _device(
         "device-siw-uvloop",
@@ -300,13 +384,26 @@ STAGES: tuple[Stage, ...] = (
         *("--loop=uvloop", "-m", "dask and not slow"),
         limit_s=600,
     ),
-    _device(
+    _system_device(
         "device-rxe-uvloop",
-        "the same on uvloop, without what is long or not of the loop",
+        "the same on uvloop",
+        *("3.14", ALL_TESTS, "--loop=uvloop", "-m", f"{_SPECIAL} and not siw and {_OF_THE_LOOP}"),
+        limit_s=900,
+        or_here=True,
+    ),
+    _system_device(
+        "device-rxe-3.13",
+        "the same",
+        *("3.13", ALL_TESTS, "--loop=uvloop", "-m", f"{_SPECIAL} and not siw and {_OF_THE_LOOP}"),
+        limit_s=900,
+    ),
+    _device(
+        "device-rxe-long",
+        "what is long or not of the loop, and the short list",
         RXE,
         ALL_TESTS,
-        *("--loop=uvloop", "-m", f"{_SPECIAL} and not siw and {_OF_THE_LOOP}"),
-        limit_s=900,
+        *("--loop=asyncio", "-m", f"{_SPECIAL} and not siw and {_NOT_OF_THE_LOOP}"),
+        limit_s=1200,
     ),
     _device(
         "device-siw-asyncio",
@@ -316,6 +413,7 @@ STAGES: tuple[Stage, ...] = (
         *("--loop=asyncio", "-m", f"{_SPECIAL} and {_OF_THE_LOOP}"),
         limit_s=900,
     ),
+    *(_system_unit(python) for system in systems.SYSTEMS for python in system.pythons),
     _local("runner-qemu", "the qemu engine itself", "tests/runner", *("-m", "qemu"), limit_s=1200),
     _local(
         "runner",
@@ -333,13 +431,21 @@ STAGES: tuple[Stage, ...] = (
         "--loop=uvloop",
         limit_s=600,
     ),
-    _device(
+    _system_device(
         "interop-rxe",
         "programs of rdma-core, and pyverbs, as peers",
-        RXE,
-        "tests/interop",
-        "--loop=asyncio",
-        limit_s=600,
+        *("3.15", "tests/interop", "--loop=asyncio"),
+        limit_s=900,
+        or_here=True,
+    ),
+    *(
+        _system_device(
+            f"interop-{python}",
+            "those with the most connections and the most kinds of requests",
+            *(python, "tests/interop", "--loop=uvloop", "-k", _INTEROP),
+            limit_s=600,
+        )
+        for python in ("3.13", "3.14")
     ),
     _device(
         "virtual-time-asyncio",
@@ -397,10 +503,10 @@ STAGES: tuple[Stage, ...] = (
     ),
     _device(
         "interop-rxe-uvloop",
-        "those with the most connections and the most kinds of requests, on uvloop",
+        "the same, with the machine's own rdma-core",
         RXE,
         "tests/interop",
-        *("--loop=uvloop", "-k", "rping or ucmatose or rstream"),
+        *("--loop=uvloop", "-k", _INTEROP),
         limit_s=600,
     ),
     _device(

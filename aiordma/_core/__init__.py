@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 try:
     from aiordma._core._compiled import *  # noqa: F403
-except ImportError:
+except ImportError as error:
+    if "subinterpreter" in str(error):  # of CPython's own text, and of module.c's
+        raise ImportError(
+            "aiordma cannot be used in a subinterpreter: its compiled types belong to the main "
+            "interpreter. Use a thread, or a process of its own"
+        ) from error
     # Not built, or rdma-core's libraries are missing.  Then the module that binds the libraries
     # cannot be loaded either: aiordma can be imported, and its calls raise LibraryMissingError.
     if not TYPE_CHECKING:

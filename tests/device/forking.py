@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import aiordma
+from tests.forks import fork_quietly
 
 _CHILD_S = 60
 _SILENT = (
@@ -28,7 +29,7 @@ def _all_of(descriptor: int) -> bytes:
 async def in_child(function: Callable[[], Iterable[str]]) -> None:
     """Run `function` in a forked child; what it gives back is what is wrong."""
     read_end, write_end = os.pipe()
-    pid = os.fork()
+    pid = fork_quietly()
     if pid == 0:
         # No assertion, no exit handler: the child must not run the parent's test.
         try:

@@ -209,6 +209,7 @@ INTERRUPTED = """
 import asyncio, json, os, runpy, signal, sys, traceback
 import aiohttp, aiordma, aiordma.cm, aiordma.contrib.aiohttp, aiordma.contrib.httpx, httpx, trustme
 import numpy
+from tests.forks import fork_quietly
 
 real = asyncio.Runner.run
 
@@ -222,7 +223,7 @@ def run(self, main, **options):
 asyncio.Runner.run = run
 statuses = []
 for words in json.loads(sys.argv[1]):
-    pid = os.fork()
+    pid = fork_quietly()
     if pid:
         statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         continue

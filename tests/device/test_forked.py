@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,6 +160,32 @@ async def test_a06_a_forked_child_cannot_connect_and_is_told_so(address: str) ->
         await in_child(child)
     # The parent's use counts, even if all of it is over.
     await in_child(child)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+async def test_processes_of_a_pool_connect_while_the_parent_is_connected(
+    address: str, method: str, pytestconfig: pytest.Config
+) -> None:
+    """`forkserver` is the default of Python 3.14 and later: it forks a process that has no RDMA."""
+    # As a module: of a script, Python 3.15 has no loader in the processes of the pool, and warns of
+    # that with each stack that the debug mode notes.
+    program = ("-m", "tests.device.child_processes")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-X", "dev", "-W", "error", *program),
+        *(address, method, pytestconfig.getoption("--loop")),
+        cwd=Path(__file__).parents[2],
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(100):
+            said, errors = await process.communicate()
+    except BaseException:
+        process.kill()
+        await process.wait()
+        raise
+    assert (process.returncode, errors.decode()) == (0, "")
+    assert said.decode().splitlines() == [f"{method} 1 2 3 4", "parent 1"]
 
 
 async def test_a06_a_forked_child_may_open_the_device_anew(address: str) -> None:

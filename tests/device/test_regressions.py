@@ -16,6 +16,7 @@ from aiordma.cm import ConnectionId, EventChannel
 from aiordma.link.dialing import shared_channel
 from aiordma.verbs import Access
 from tests.device.meeting import Pair, paired
+from tests.forks import fork_quietly
 from tests.inside.cm import kept_of
 from tests.inside.endpoint import link_of
 from tests.inside.verbs import handle_of
@@ -51,7 +52,7 @@ async def test_a_forked_child_cannot_touch_the_connection(pair: Pair) -> None:
     client, server = pair
     await client.send(b"before")
     message = await server.recv()
-    pid = os.fork()
+    pid = fork_quietly()
     if pid == 0:
         # No assertion, no exit handler: the child must not run the parent's test.
         try:
@@ -82,7 +83,7 @@ async def test_i01_a_forked_child_sends_nothing(pair: Pair) -> None:
     await client.send(b"before")
     (await server.recv()).release()
     send = client.send  # in the child the connection has none to give
-    pid = os.fork()
+    pid = fork_quietly()
     if pid == 0:
         try:
             sending = send(b"of the child")
@@ -119,7 +120,7 @@ async def test_a06_a_forked_child_is_told_that_it_is_one(pair: Pair) -> None:
         lambda: client.compare_swap(remote, 0, 1),
         lambda: client.register(64),
     )
-    pid = os.fork()
+    pid = fork_quietly()
     if pid == 0:
         wrong = 0
         try:

@@ -38,6 +38,7 @@ from tests.device.oracle import collect, until
 from tests.device.request_server import answer_to, handler, question
 from tests.device.stepping import every_step, run_canceled
 from tests.device.test_examples import first_line
+from tests.forks import fork_quietly
 from tests.inside.endpoint import take_frames_as_messages
 from tests.inside.link import lengthen_log_periods
 from tests.inside.requests import exchange_of, held_by, held_of
@@ -917,7 +918,7 @@ async def test_a_pool_in_a_forked_child(address: str) -> None:
         aiordma.Pool(address, server.port) as pool,
     ):
         assert await pool.request(b"?") == b"?"
-        pid = os.fork()
+        pid = fork_quietly()
         if not pid:
             try:
                 for use in (lambda: pool.stats, lambda: pool.request(b"?"), pool.connection):

@@ -33,7 +33,7 @@ def test_the_version_is_that_of_the_project() -> None:
 def run(code: str, *flags: str) -> str:
     done = subprocess.run(
         [sys.executable, "-W", "error", *flags, "-c", code],
-        capture_output=True, check=False, cwd=ROOT, text=True, timeout=20,
+        capture_output=True, check=False, cwd=ROOT, text=True, timeout=100,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -41,7 +41,9 @@ def run(code: str, *flags: str) -> str:
 
 def test_importing_starts_no_thread_and_opens_no_descriptor() -> None:
     code = (
-        "import os, threading\n"
+        # ctypes, or libffi below it, opens a file of its own: where libffi has its trampolines in
+        # its own file, it keeps that open from the first callback on.
+        "import ctypes, os, threading\n"
         "before = len(os.listdir('/proc/self/fd'))\n"
         "import aiordma\n"
         "print(threading.active_count(), len(os.listdir('/proc/self/fd')) - before)\n"
@@ -69,3 +71,33 @@ def test_where_there_is_no_device_the_answer_is_a_sentence() -> None:
     available, _, reason = run(code).partition(" ")
     assert (available == "True") == (reason == "None")
     assert reason
+
+
+@pytest.mark.skipif(sys.version_info < (3, 15), reason="lazy imports came with Python 3.15")
+def test_a_lazy_import_loads_it_at_its_first_use() -> None:
+    code = (
+        "import sys\n"
+        "lazy import aiordma\n"
+        "lazy from aiordma import verbs\n"
+        "print('aiordma' in sys.modules)\n"
+        "print(aiordma.connect.__name__, verbs.Device.__name__, 'aiordma' in sys.modules)\n"
+    )
+    assert run(code).splitlines() == ["False", "connect Device True"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 15), reason="lazy imports came with Python 3.15")
+def test_its_names_are_all_there_when_every_import_is_lazy() -> None:
+    code = (
+        "import asyncio\n"
+        "import aiordma, aiordma.cm, aiordma.verbs\n"
+        "for module in (aiordma, aiordma.cm, aiordma.verbs):\n"
+        "    for name in module.__all__:\n"
+        "        getattr(module, name)\n"
+        "async def main():\n"
+        "    try:\n"
+        "        await aiordma.connect('127.0.0.1', 1)\n"
+        "    except aiordma.RdmaError:\n"
+        "        print('told')\n"
+        "asyncio.run(main())\n"
+    )
+    assert run(code, "-X", "lazy_imports=all") == "told"

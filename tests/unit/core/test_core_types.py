@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import gc
 import importlib
+import importlib.util
 import os
 import runpy
 import subprocess
@@ -93,6 +94,11 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 
 # ---- A7: interpreters -----------------------------------------------------------------------
 
+_REFUSED = (
+    "refused: aiordma cannot be used in a subinterpreter: its compiled types belong to the main "
+    "interpreter. Use a thread, or a process of its own"
+)
+
 
 def test_a07_a_subinterpreter_is_refused() -> None:
     """And the main interpreter has lost nothing by it."""
@@ -112,9 +118,47 @@ def test_a07_a_subinterpreter_is_refused() -> None:
         "print('alive')\n"
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        "refused: aiordma cannot be used in a subinterpreter", "alive",
-    ]  # fmt: skip
+    assert done.stdout.splitlines() == [_REFUSED, "alive"]
+
+
+#: The modules of subinterpreters: 3.14 and later have a public one.
+_INTERPRETERS = (
+    "concurrent.interpreters", "_interpreters", "_xxsubinterpreters",
+)  # fmt: skip
+
+
+def subinterpreter(code: str) -> str:
+    """A program that runs code in a subinterpreter, in the way of this Python."""
+    name = next(name for name in _INTERPRETERS if importlib.util.find_spec(name))
+    if name == "concurrent.interpreters":
+        return (
+            "from concurrent import interpreters\n"
+            "inner = interpreters.create()\n"
+            f"inner.exec({code!r})\n"
+            "inner.close()\n"
+        )
+    run = "run_string" if name == "_xxsubinterpreters" else "exec"
+    return (
+        f"import {name} as interpreters\n"
+        "inner = interpreters.create()\n"
+        f"failed = interpreters.{run}(inner, {code!r})\n"
+        "assert failed is None, failed\n"
+        "interpreters.destroy(inner)\n"
+    )
+
+
+@pytest.mark.parametrize("package", ["aiordma", "aiordma.verbs"])
+def test_a_program_in_a_subinterpreter_is_told_so(package: str) -> None:
+    """The import fails with a sentence, and not much later with one about missing libraries."""
+    code = f"""if True:
+        try:
+            import {package}
+        except ImportError as exc:
+            print('refused:', exc, flush=True)
+    """
+    done = run_python(f"import aiordma\n{subinterpreter(code)}print('alive')\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [_REFUSED, "alive"]
 
 
 def test_a07_who_imports_it_again_gets_the_same_types() -> None:

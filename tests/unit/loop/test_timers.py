@@ -16,6 +16,7 @@ import pytest
 
 from aiordma.loop import registry
 from aiordma.loop.timers import Timer, call_later, timeout
+from tests.forks import fork_quietly
 from tests.inside.loop import entries_of
 
 from ..conftest import LIMIT_S, LOOPS, Run, run_on
@@ -267,7 +268,7 @@ def test_a_forked_child_has_none(run: Run) -> None:
     async def main() -> None:
         over = asyncio.Event()
         later(20 * SOON_S, over.set)
-        child = os.fork()
+        child = fork_quietly()
         if child == 0:
             os._exit(open_alarms())
         _, status = os.waitpid(child, 0)  # noqa: ASYNC222 (it ends at once)

@@ -22,6 +22,7 @@ import pytest
 
 from aiordma import metrics
 from aiordma.metrics import serving
+from tests.forks import fork_quietly
 from tests.inside.metrics import descriptor_of, set_lock_s
 
 LIMIT_S = 30
@@ -206,7 +207,7 @@ def test_a_snapshot_that_fails_ends_no_thread(
 def test_a_forked_child_leaves_the_socket_alone(tmp_path: Path) -> None:
     path = tmp_path / "metrics.sock"
     with metrics.serve(path) as service:
-        child = os.fork()
+        child = fork_quietly()
         if child == 0:  # pragma: no cover
             service.close()
             os._exit(0 if path.exists() and descriptor_of(service) == -1 else 1)
@@ -223,7 +224,7 @@ def test_a_reader_gets_the_end_although_a_child_was_forked(
     end_of_child, keep = os.pipe()
 
     def forks() -> bytes:
-        children.append(os.fork())
+        children.append(fork_quietly())
         if children[-1] == 0:  # pragma: no cover
             os.close(keep)
             os.read(end_of_child, 1)

@@ -14,6 +14,7 @@ import pytest
 from aiordma import metrics
 from aiordma.link import tally
 from aiordma.link.tally import Operation
+from tests.forks import fork_quietly
 
 
 class Tracer:
@@ -160,7 +161,7 @@ def test_a_forked_child_begins_at_zero() -> None:
         tally.count("dropped")
     counts = tally.DatagramCounts()
     counts.sent += 1
-    child = os.fork()
+    child = fork_quietly()
     if child == 0:  # pragma: no cover
         seen = metrics.snapshot()
         good = seen.totals == metrics.Totals() and seen.pid == os.getpid()
