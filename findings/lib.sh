@@ -153,7 +153,7 @@ END
     chmod +x "$tmp/first/init"
     (cd "$tmp/first" && find . | "$root/bin/busybox" cpio -o -H newc 2>/dev/null | gzip -1) >"$tmp/initramfs"
     rm -f "$root/status"
-    timeout "$1" qemu-system-x86_64 -machine q35,accel=tcg -cpu max,la57=off -smp 2 -m 1G \
+    timeout "$1" qemu-system-x86_64 -machine q35,accel=tcg -cpu max,la57=off -smp 1 -m 1G \
         -nodefaults -no-user-config -no-reboot -display none \
         -kernel "$root/boot/vmlinuz-$release" -initrd "$tmp/initramfs" \
         -append "console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on no_timer_check" \

@@ -15,6 +15,7 @@
 packages $GUEST
 compile refused <<'END'
 #include "pair.h"
+#include <poll.h>
 
 static void attempt(struct rdma_event_channel *events, const char *address, int port)
 {
@@ -33,22 +34,21 @@ int main(void)
 {
     struct rdma_event_channel *server = rdma_create_event_channel();
     struct rdma_event_channel *client = rdma_create_event_channel();
-    struct rdma_cm_event *none;
+    struct pollfd heard = {.events = POLLIN};
 
     listening(server, "10.80.0.2", 7471);
     attempt(client, ADDRESS, 7472);
     attempt(client, ADDRESS, 7471);
-    /* The listener of 10.80.0.2 has heard of nothing. */
-    alarm(2);
-    MUST(rdma_get_cm_event(server, &none));
+    heard.fd = server->fd;
+    printf("the listener of 10.80.0.2 has %s\n", poll(&heard, 1, 2000) ? "an event" : "no event");
     return 0;
 }
 END
 guest 900 <<'END'
 ip address add 10.80.0.2/24 dev dummy0
-refused || test $? = 142 && echo "the listener had no event in 2 s"
+refused
 END
 expect "nobody on the port: reason 8" "^10.80.0.1:7472: RDMA_CM_EVENT_REJECTED, status 8$"
 expect "nobody on the address: reason 28" "^10.80.0.1:7471: RDMA_CM_EVENT_REJECTED, status 28$"
-expect "no program has seen the request" "^the listener had no event in 2 s"
+expect "no program has seen the request" "^the listener of 10.80.0.2 has no event"
 as_described

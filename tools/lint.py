@@ -140,10 +140,11 @@ def formatted() -> list[Path]:
 
 def check_shell() -> None:
     """Parse the shell scripts."""
-    named = ("tools/setup", "tools/packages.sh", "tools/python.sh", ".ci/run")
-    findings = [path for path in repository_files() if path.match("findings/*.sh")]
-    for path in (*named, *findings):
+    for path in ("tools/setup", "tools/packages.sh", "tools/python.sh", ".ci/run"):
         call("bash", "-n", path, cwd=ROOT)
+    for each in repository_files():
+        if each.match("findings/*.sh"):
+            call("bash", "-n", each, cwd=ROOT)
 
 
 def check_types() -> None:
