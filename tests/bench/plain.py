@@ -349,7 +349,8 @@ def _streams() -> list[Goal]:
             name(*blocks, over=FASTNET),
         ),
         _row(bandwidth, "rstream", name(*pieces), f"rstream {LARGE}", 1.1, "MiB/s", "higher"),
-        _row(bandwidth, "TCP", name(*pieces), tcp, 0.8, "MiB/s", "higher"),
+        # The device decides: the table of the large messages has C beside TCP.
+        _row(bandwidth, "TCP", name(*pieces), tcp, unit="MiB/s", better="higher"),
     ]
 
 
