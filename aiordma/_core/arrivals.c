@@ -137,7 +137,7 @@ static int copy_out(MessageState *self, char *at, uint32_t count)
     for (uint32_t i = 0; i < count; i++) {
         const struct aio_arrival *arrival = &m->arrivals[m->head++ & m->arrival_mask];
 
-        aio_copy(at, aio_arrival_at(m, arrival), arrival->length);
+        memcpy(at, aio_arrival_at(m, arrival), arrival->length);
         m->landings.freed |= arrival->landing && arrival->landing == m->landings.newest;
         at += arrival->length;
         slots[i] = arrival->slot;

@@ -235,7 +235,7 @@ static PyObject *module_copy(PyObject *Py_UNUSED(module), PyObject *args)
         PyErr_SetString(PyExc_ValueError, "more bytes than there is room for");
     } else {
         Py_BEGIN_ALLOW_THREADS
-        aio_copy(to.buf, from.buf, (size_t)from.len);
+        memcpy(to.buf, from.buf, (size_t)from.len);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&to);

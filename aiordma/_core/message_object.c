@@ -71,7 +71,7 @@ static PyObject *copy_of(const char *start, Py_ssize_t length)
     PyObject *copy = PyBytes_FromStringAndSize(NULL, length);
 
     if (copy)
-        aio_copy(PyBytes_AsString(copy), start, (size_t)length);
+        memcpy(PyBytes_AsString(copy), start, (size_t)length);
     return copy;
 }
 

@@ -83,28 +83,6 @@ static inline uint64_t aio_landing_size(uint32_t number)
     return (uint64_t)AIO_LANDING_SIZE << 2 * (number - 1);
 }
 
-/*
- * memcpy of many bytes.  From 8 KiB on libc copies with `rep movsb`.  On a processor pieces take as
- * long, if their target is aligned; the clock of the bench charges that instruction by the byte
- * (docs/benchmarks.md).  Above AIO_COPY_PIECES libc is quicker.
- */
-#define AIO_COPY_PIECE  4096
-#define AIO_COPY_PIECES (1u << 18)
-static inline void aio_copy(void *to, const void *from, size_t size)
-{
-    char *target = to;
-    const char *source = from;
-    size_t piece = AIO_COPY_PIECE - ((uintptr_t)target & 63);
-
-    for (; size > piece && size <= AIO_COPY_PIECES; piece = AIO_COPY_PIECE) {
-        memcpy(target, source, piece);
-        target += piece;
-        source += piece;
-        size -= piece;
-    }
-    memcpy(target, source, size);
-}
-
 /* The bytes of a message, which lie in pieces; they are copied once, from the first to the last. */
 struct aio_piece {
     const void *at;
@@ -119,12 +97,12 @@ struct aio_bytes {
 static inline void aio_gather(struct aio_bytes *from, void *to, uint64_t length)
 {
     while (length > from->piece.length) {
-        aio_copy(to, from->piece.at, from->piece.length);
+        memcpy(to, from->piece.at, from->piece.length);
         to = (char *)to + from->piece.length;
         length -= from->piece.length;
         from->piece = *from->more++;
     }
-    aio_copy(to, from->piece.at, length);
+    memcpy(to, from->piece.at, length);
     from->piece.at = (const char *)from->piece.at + length;
     from->piece.length -= length;
 }

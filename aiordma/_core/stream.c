@@ -212,7 +212,7 @@ size_t aio_stream_write(struct aio_stream_state *s, const void *data, size_t siz
         if (room <= s->inline_size) {
             aio_stream_data(s, from + done, room, false);
         } else {
-            aio_copy(s->send + s->head, from + done, room);
+            memcpy(s->send + s->head, from + done, room);
             aio_stream_data(s, s->send + s->head, room, true);
         }
         done += room;
@@ -357,10 +357,10 @@ uint32_t aio_stream_read(struct aio_stream_state *s, void *into, size_t size)
     uint32_t first = s->ring_size - s->offset;
 
     if (n <= first) {
-        aio_copy(into, s->ring + s->offset, n);
+        memcpy(into, s->ring + s->offset, n);
     } else {
-        aio_copy(into, s->ring + s->offset, first);
-        aio_copy((char *)into + first, aio_stream_behind(s), n - first);
+        memcpy(into, s->ring + s->offset, first);
+        memcpy((char *)into + first, aio_stream_behind(s), n - first);
     }
     if (n)
         aio_stream_consume(s, n);

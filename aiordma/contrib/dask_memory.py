@@ -2,9 +2,8 @@
 
 Theory of operation
     The kernel clears each page of fresh memory when it is touched first, and a huge page twice if
-    it clears pages on allocation, too.  For a frame of 16 MiB that takes a third of the time in
-    which Soft-RoCE moves it.  The C library gives large memory back to the kernel when it is
-    freed, so that each message would pay again.  Here it is kept instead, up to a limit.
+    it clears pages on allocation, too.  The C library gives large memory back to the kernel when
+    it is freed, so that each message would pay again.  Here it is kept instead, up to a limit.
 
     A piece of memory is an anonymous mapping.  Each frame is lent an array of its own over it,
     whose death says that nothing refers to the memory any more: a view of any kind refers to the

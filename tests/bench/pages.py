@@ -119,6 +119,47 @@ def beside_tcp(measured: Measured, _: Sequence[Outcome]) -> str:
     return markdown(tuple(head), rows)
 
 
+#: 64 KiB over TCP, in C over the device, and over aiordma: what, its unit, and the three jobs.
+_BULK = (
+    (
+        "half a round trip, us", "us",
+        plain.name("echo", plain.LARGE, over="tcp"),
+        plain.latency_name(plain.LARGE),
+        plain.name("echo", plain.LARGE),
+    ),
+    (
+        "one way, MiB/s", "MiB/s",
+        plain.name("pieces", plain.LARGE, over="tcp"),
+        f"ib_send_bw -e {plain.LARGE}",
+        f"aiordma send bw {plain.LARGE} native uvloop",
+    ),
+    (
+        "one way over streams, MiB/s", "MiB/s",
+        plain.name("pieces", plain.LARGE, over="tcp"),
+        f"rstream {plain.LARGE}",
+        plain.name("pieces", plain.LARGE),
+    ),
+    (
+        "READ, beside one way over TCP, MiB/s", "MiB/s",
+        plain.name("pieces", plain.LARGE, over="tcp"),
+        f"ib_read_bw -e {plain.LARGE}",
+        f"aiordma read bw {plain.LARGE} native uvloop",
+    ),
+)  # fmt: skip
+
+
+def bulk(measured: Measured, _: Sequence[Outcome]) -> str:
+    """What 64 KiB take over TCP, in C over the device, and over aiordma."""
+    head = ("64 KiB", "TCP", "C", "aiordma", "C / TCP", "aiordma / TCP", "aiordma / C")
+    rows: list[Row] = []
+    for what, unit, *names in _BULK:
+        tcp, program, ours = (median(measured.results, job, unit) for job in names)
+        shown = [text(value) for value in (tcp, program, ours)]
+        ratios = [ratio(program, tcp), ratio(ours, tcp), ratio(ours, program)]
+        rows.append((what, *shown, *ratios))
+    return markdown(head, rows)
+
+
 def large(measured: Measured, _: Sequence[Outcome]) -> str:
     """Half a round trip of large messages with their check, and without."""
     head = ("bytes", "checked, us", "not checked, us", "the check, us", "ns a byte")
@@ -314,6 +355,7 @@ PAGES: Mapping[str, Mapping[str, Maker]] = {
     "benchmarks.md": {
         "ordinary": goals(plain.ROWS),
         "plain": beside_tcp,
+        "bulk": bulk,
         "idle": figures([job.name for job in plain.idle()]),
         "goals": goals(GOALS),
         "latency": swept([sweeps.LATENCY]),

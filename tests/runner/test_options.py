@@ -79,6 +79,16 @@ def test_more_words_for_qemu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "shift=1,sleep=off" in words
 
 
+def test_a_processor_that_is_counted_has_no_fast_string_instructions() -> None:
+    """Of which the clock would charge each byte."""
+    counted, ordinary = (
+        qemu.command_line(Path("/kernel"), (3, 4, 5, 6), Options(counted=counted))
+        for counted in (True, False)
+    )
+    assert counted[counted.index("-cpu") + 1].split(",")[-2:] == ["-erms", "-fsrm"]
+    assert "erms" not in ordinary[ordinary.index("-cpu") + 1]
+
+
 def test_words_for_qemu_that_no_shell_would_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(qemu.MORE, "-name 'guest")
     with pytest.raises(UsageError, match=r"AIORDMA_SOFTROCE_QEMU.*quotation"):

@@ -19,6 +19,12 @@ from .qemu_image import has_module, image
 DEFAULT_MEMORY = 2 << 30
 _DEFAULT_CPUS = 2
 _BOOT_SECONDS = 300.0
+#: Five levels of page tables would only make the emulation slower.
+_CPU = "max,la57=off"
+#: A clock that counts instructions charges each byte of a string instruction like an instruction.
+#: The kernel and the C library copy with these instructions only if the processor says that they
+#: are fast; otherwise they copy with ordinary loops, which move eight bytes or more at a time.
+_COUNTED_CPU = f"{_CPU},-erms,-fsrm"
 PROGRAM = "qemu-system-x86_64"
 PACKAGES = ("qemu-system-x86", "kmod", "busybox-static", "iproute2", "rdma-core")
 PROVIDERS = "ibverbs-providers"
@@ -106,8 +112,7 @@ def command_line(
         PROGRAM,
         # Not KVM: a /dev/kvm that opens and then hangs is common on rented machines.
         *("-machine", "q35,accel=tcg"),
-        # Five levels of page tables would only make the emulation slower.
-        *("-cpu", "max,la57=off"),
+        *("-cpu", _COUNTED_CPU if options.counted else _CPU),
         *("-smp", str(cpus), "-m", f"{memory}M"),
         *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"),
         *("-kernel", str(folder / "vmlinuz"), "-initrd", str(folder / "initramfs")),

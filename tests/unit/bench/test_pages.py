@@ -80,6 +80,17 @@ def test_ways_to_wait() -> None:
     assert {"wait spin send rate 128", "wait event read lat"} <= named
 
 
+def test_large_messages_stand_beside_tcp_and_beside_c() -> None:
+    figures = {
+        "plain echo 65536 uvloop TCP|us": 400.0,
+        "ib_send_lat -e 65536|us": 700.0,
+        "plain echo 65536 uvloop|us": 840.0,
+    }
+    rows = table(PAGES["benchmarks.md"]["bulk"], **figures)
+    assert rows[0] == ["half a round trip, us", "400", "700", "840", "1.75", "2.10", "1.20"]
+    assert all(set(row[1:]) == {"-"} for row in rows[1:])
+
+
 def test_ordinary_programs_stand_beside_tcp_on_the_same_loop() -> None:
     figures = {"plain callers 1 asyncio|us": 300.0, "plain callers 1 asyncio TCP|us": 400.0}
     rows = table(PAGES["benchmarks.md"]["plain"], **figures)
