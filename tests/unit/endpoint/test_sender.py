@@ -144,8 +144,8 @@ def test_a_flush_waits_while_the_reason_of_the_end_is_not_known(run: Run) -> Non
         side.sender.hold()
         flushing = asyncio.create_task(side.sender.flush())
         await settle()
+        side.acknowledge()  # one has arrived, so that the sender looks once more
         side.link.send_back(WCStatus.WR_FLUSH_ERR)
-        side.acknowledge()  # not as an adapter does it, so that the sender looks once more
         side.link.send_back(WCStatus.WR_FLUSH_ERR)
         await settle()
         assert side.state.under_way == side.state.receives, "all sends have come back"
@@ -329,8 +329,9 @@ def test_control_messages_need_neither_credit_nor_data_slot(run: Run) -> None:
         for argument in range(CONTROL_SLOTS + 2):
             side.sender.control(FrameKind.DONE, argument)
         assert side.kinds[1:] == [FrameKind.DONE] * CONTROL_SLOTS
-        side.acknowledge(1)
-        side.acknowledge(2)
+        side.acknowledge()
+        side.acknowledge()
+        side.acknowledge()
         arguments = [FRAME.unpack(frame)[4] for frame in side.link.sent[1:]]
         assert arguments == list(range(CONTROL_SLOTS + 2)), "in order"
         assert not waiting.done()
@@ -364,10 +365,10 @@ def test_a_credit_message_is_sent_only_while_it_is_due(run: Run) -> None:
         for _ in range(50):
             assert side.state.credit() == 0
         assert FrameKind.CREDIT not in side.kinds, "there is no slot"
-        side.acknowledge(2)
+        side.acknowledge()
         assert side.kinds.count(FrameKind.CREDIT) == 1
         assert FRAME.unpack_from(side.link.sent[-1])[2] == 4
-        side.acknowledge(3)
+        side.acknowledge()
         assert side.kinds.count(FrameKind.CREDIT) == 1, "one that returns nothing"
 
     run(main())
