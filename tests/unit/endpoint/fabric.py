@@ -443,8 +443,8 @@ class FakeLink(Link):
 
     def send_back(self, status: WCStatus) -> None:
         """The adapter gives the oldest of its sends back, without success."""
-        slot = min(self.busy)
-        self.busy.discard(slot)
+        slot = next(iter(self.busy))
+        del self.busy[slot]
         self._complete(completion(slot, status=status))
 
     def acknowledge_and_fail(self, *, process: bool = False) -> None:
