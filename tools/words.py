@@ -28,9 +28,10 @@ REFERRING = "docs/adr/"
 #: Names of other programs and libraries: comments mention them, and no code here uses them.
 OTHERS = frozenset(
     {
-        "AsyncConnectionPool", "PR_SET_PDEATHSIG", "Py_mod_gil", "Python.h", "ServerRunner",
-        "close_notify", "cq_event", "disjoint_base", "exploded", "mlx5_0", "riounmap", "riowrite",
-        "rpoll", "uds",
+        "AsyncConnectionPool", "InterpreterPoolExecutor", "PR_SET_PDEATHSIG", "Py_mod_gil",
+        "Python.h", "ServerRunner", "close_notify", "cq_event", "disjoint_base", "exploded",
+        "mlx5_0", "print_call_graph", "pstree", "riounmap", "riowrite", "rpoll", "tp_dealloc",
+        "uds",
     }
 )  # fmt: skip
 

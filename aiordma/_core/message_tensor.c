@@ -8,7 +8,7 @@
  * The tensor is read-only, as some messages are.  Consumers of before version 1 of DLPack do not
  * know that flag, and get a copy; the standard has them say so if they do not want one.
  *
- * The structs are those of dlpack.h, version 1.0.
+ * The structs are those of version 1.0 of the standard.
  */
 #include "core.h"
 
@@ -48,8 +48,6 @@ struct exported {
     Py_buffer bytes;
 };
 
-static const char *const names[] = {"dltensor", "dltensor_versioned"};
-
 static void give_back(struct exported *exported)
 {
     PyBuffer_Release(&exported->bytes);
@@ -84,9 +82,10 @@ static void delete_versioned(struct versioned *self)
 /* The consumer gives the capsule another name when it takes the tensor over. */
 static void end_capsule(PyObject *capsule)
 {
-    for (int i = 0; i < 2; i++)
-        if (PyCapsule_IsValid(capsule, names[i]))
-            end_export((struct exported *)PyCapsule_GetPointer(capsule, names[i]));
+    if (PyCapsule_IsValid(capsule, "dltensor"))
+        end_export(PyCapsule_GetPointer(capsule, "dltensor"));
+    else if (PyCapsule_IsValid(capsule, "dltensor_versioned"))
+        end_export(PyCapsule_GetPointer(capsule, "dltensor_versioned"));
 }
 
 /* Export the bytes of the message, or a copy of them: 0, or -1. */
@@ -194,7 +193,7 @@ PyObject *aio_message_dlpack(PyObject *object, PyObject *args, PyObject *kwargs)
         .shape = &exported->shape,
         .strides = &exported->stride,
     };
-    capsule = PyCapsule_New(exported, names[versions], end_capsule);
+    capsule = PyCapsule_New(exported, versions ? "dltensor_versioned" : "dltensor", end_capsule);
     if (!capsule)
         give_back(exported);
     return capsule;

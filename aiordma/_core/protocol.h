@@ -551,9 +551,11 @@ void aio_message_drop(struct aio_message_state *m);
 int aio_message_give_credit(struct aio_message_state *m);
 int aio_message_back(struct aio_message_state *m, uint32_t slot);
 int aio_message_back_now(struct aio_message_state *m, uint32_t slot);
+int aio_message_receive(struct aio_message_state *m, const uint16_t *slots, uint32_t count);
+
+/* one_sided.c */
 int aio_message_read(struct aio_message_state *m, uint32_t number, uint64_t addr, uint32_t length,
                      uint32_t lkey, uint64_t remote_addr, uint32_t rkey);
-int aio_message_receive(struct aio_message_state *m, const uint16_t *slots, uint32_t count);
 int aio_message_operate(struct aio_message_state *m, const struct aio_operation *operation);
 
 /* stream.c */

@@ -19,6 +19,7 @@ import pytest
 
 import aiordma
 from aiordma import ConnectionConfig
+from aiordma.arguments import Buffer
 from aiordma.verbs import Access, MemoryRegion
 from tests.device.meeting import Pair, are_alive, paired
 from tests.device.request_server import answer_to, handler, question
@@ -216,7 +217,7 @@ async def test_a_message_as_a_tensor(pair: Pair, size: int) -> None:
     sending = asyncio.create_task(client.send(data))
     message = await server.recv()
     await sending
-    tensor = np.from_dlpack(message)  # type: ignore[arg-type]
+    tensor = np.from_dlpack(message)
     assert not tensor.flags.writeable
     with pytest.raises(BufferError, match="exported"):
         message.release()
@@ -238,7 +239,8 @@ async def test_a_file_that_is_read(pair: Pair, tmp_path: Path, access: int) -> N
     path = tmp_path / "file"
     path.write_bytes(data)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=access) as memory:
-        for sent in (memory, [b"", memory]):
+        pieces: list[Buffer] = [b"", memory]
+        for sent in (memory, pieces):
             sending = asyncio.create_task(client.send(sent))
             with await server.recv() as message:
                 assert message == data

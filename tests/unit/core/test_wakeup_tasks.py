@@ -20,9 +20,9 @@ from .test_wakeup import called_by_the_loop
 _name: contextvars.ContextVar[str] = contextvars.ContextVar("_name", default="outside")
 TASKS: dict[str, Any] = {"C": asyncio.Task, "Python": vars(asyncio.tasks)["_PyTask"]}
 #: Makes a task that runs at once; None before Python 3.12.
-EAGER: Any = (
-    functools.partial(asyncio.Task, eager_start=True) if sys.version_info >= (3, 12) else None
-)
+EAGER: Any = None
+if sys.version_info >= (3, 12):
+    EAGER = functools.partial(asyncio.Task, eager_start=True)
 
 
 @pytest.fixture(params=list(TASKS))

@@ -41,8 +41,9 @@ class Side:
             assert message is not None
             message.release()
 
-    def acknowledge(self, slot: int | None = None) -> None:
-        self.link.unacked.append(next(iter(self.link.busy)) if slot is None else slot)
+    def acknowledge(self) -> None:
+        """The oldest send has reached the peer's adapter."""
+        self.link.unacked.append(next(iter(self.link.busy)))
         self.link.acknowledge()
 
     def send(self, data: bytes = b"x", imm: int | None = None) -> asyncio.Task[None]:
@@ -144,9 +145,10 @@ def test_a_flush_waits_while_the_reason_of_the_end_is_not_known(run: Run) -> Non
         side.sender.hold()
         flushing = asyncio.create_task(side.sender.flush())
         await settle()
-        side.acknowledge()  # one has arrived, so that the sender looks once more
-        side.link.send_back(WCStatus.WR_FLUSH_ERR)
-        side.link.send_back(WCStatus.WR_FLUSH_ERR)
+        side.acknowledge()
+        for _ in range(2):
+            side.link.send_back(WCStatus.WR_FLUSH_ERR)
+        side.sender.sent()  # it looks once more
         await settle()
         assert side.state.under_way == side.state.receives, "all sends have come back"
         assert not flushing.done(), "it says that the messages have arrived"
@@ -208,8 +210,8 @@ def test_a_frame_that_was_never_sent_is_not_flushed(run: Run) -> None:
         flushing = asyncio.create_task(side.sender.flush_all())
         await settle()
         side.state.dead = True  # before the slots are free, which would be given to END
-        for slot in sorted(side.link.busy):
-            side.acknowledge(slot)
+        while side.link.busy:
+            side.acknowledge()
         side.sender.fail(lost)
         side.sender.settle()
         with pytest.raises(ConnectionResetError):
@@ -329,9 +331,8 @@ def test_control_messages_need_neither_credit_nor_data_slot(run: Run) -> None:
         for argument in range(CONTROL_SLOTS + 2):
             side.sender.control(FrameKind.DONE, argument)
         assert side.kinds[1:] == [FrameKind.DONE] * CONTROL_SLOTS
-        side.acknowledge()
-        side.acknowledge()
-        side.acknowledge()
+        for _ in range(3):
+            side.acknowledge()
         arguments = [FRAME.unpack(frame)[4] for frame in side.link.sent[1:]]
         assert arguments == list(range(CONTROL_SLOTS + 2)), "in order"
         assert not waiting.done()
@@ -383,7 +384,7 @@ def test_a_credit_that_another_message_took_along_is_not_sent(run: Run) -> None:
         assert side.state.credit() == 0
         side.grant(1)
         await side.send()
-        side.acknowledge(2)
+        side.acknowledge()
         assert FrameKind.CREDIT not in side.kinds
 
     run(main())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import cast
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_a_library_that_replaces_the_function_of_asyncio_is_asked(
         def is_running(self) -> bool:
             return True
 
-    loop: Any = Loop()
+    loop = cast("asyncio.AbstractEventLoop", Loop())
     with pytest.raises(RuntimeError, match="the object belongs to another event loop"):
         check_loop(loop, "object")
     monkeypatch.setattr(asyncio, "_get_running_loop", lambda: loop)
