@@ -18,7 +18,6 @@ import sys
 import time
 from typing import Any
 
-import pyverbs.enums as e
 from pyverbs.cmid import ConnParam
 from pyverbs.cq import CQ, CompChannel
 from pyverbs.mr import MR
@@ -26,6 +25,7 @@ from pyverbs.qp import QP, QPCap, QPInitAttr
 from pyverbs.wr import SGE, RecvWR, SendWR
 
 from tests.interop import pyverbs_peer as base
+from tests.interop.pyverbs_names import e
 
 DEPTH, RECEIVES = 128, 512
 ROOM = 1 << 20

@@ -12,7 +12,6 @@ import socket
 import struct
 import sys
 
-import pyverbs.enums as e
 from pyverbs.addr import GID, AHAttr, GlobalRoute
 from pyverbs.cq import CQ, WC, CompChannel
 from pyverbs.device import Context
@@ -22,6 +21,7 @@ from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.wr import SGE, RecvWR, SendWR
 
 from tests.interop import conversation as c
+from tests.interop.pyverbs_names import e
 
 LIMIT_S = 40
 MTU = e.IBV_MTU_1024

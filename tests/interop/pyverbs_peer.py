@@ -19,8 +19,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyverbs.cm_enums as ce
-import pyverbs.enums as e
 from pyverbs.cmid import CMID, AddrInfo, CMEvent, CMEventChannel, ConnParam
 from pyverbs.cq import CQ, WC, CompChannel
 from pyverbs.mr import MR
@@ -28,6 +26,7 @@ from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.wr import SGE, RecvWR, SendWR
 
 from tests.interop import conversation as c
+from tests.interop.pyverbs_names import ce, e
 
 LIMIT_S = 40
 ACCESS = (
