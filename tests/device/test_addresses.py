@@ -117,10 +117,10 @@ async def test_listeners_and_families(
                 client, server = await meet(listener, target)
                 await client.send(b"hello")
                 assert bytes(await server.recv()) == b"hello"
-                peer, _ = server.get_extra_info("peername")
-                assert peer.partition("%")[0] == target.partition("%")[0]
+                own, _, *more = server.get_extra_info("peername")
+                assert own == target.partition("%")[0]
                 # A request does not tell the interface; to software iWARP its socket does.
-                assert ("%" in peer) == (family == -6 and is_siw)
+                assert any(more) == (family == -6 and is_siw)
                 await part(client, server)
             elif family != -6:
                 with pytest.raises(aiordma.ConnectionRejectedError) as caught:

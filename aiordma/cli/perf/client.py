@@ -53,7 +53,7 @@ async def measure(
         answer = await control.ask("at", plan=plan.to_wire(), loop=loop)
         with foreign(answer):
             server_loop = LOOPS[LOOPS.index(answer.get("loop", loop))]
-        side = client_side(plan, conn.get_extra_info("peername")[0])
+        side = client_side(plan, _host_of(conn))
         try:
             async with timeout(plan.timeout_s):
                 await side.connect(answer["at"])
@@ -116,6 +116,12 @@ def _check_transport(plan: Plan, conn: Connection) -> None:
     if plan.test == "send" and plan.api == "native" and plan.metric != "lat":
         # A message that finds no receive ends the connection there.
         raise PerfError(where + "where nothing holds back a fast sender: use --api connection")
+
+
+def _host_of(conn: Connection) -> str:
+    """The server's numeric address, with the interface of one that is link-local."""
+    host, _, *more = conn.get_extra_info("peername")
+    return f"{host}%{more[1]}" if any(more) else host
 
 
 def _whereabouts(conn: Connection) -> dict[str, Any]:
