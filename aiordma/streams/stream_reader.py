@@ -306,7 +306,7 @@ class RdmaStreamReader(Uncopied, asyncio.StreamReader):
             raise
 
 
-class RdmaStreamWriter(Uncopied, asyncio.StreamWriter):
+class RdmaStreamWriter(asyncio.StreamWriter, Uncopied):  # in this order: see `start_server`
     """An `asyncio.StreamWriter` whose `start_tls` works on uvloop, too."""
 
     _protocol: Any
