@@ -220,7 +220,7 @@ def function_pointers() -> dict[str, int]:
         count += len(re.findall(r"\(\*\)\([^;]*?\)\)\s*\(uintptr_t\)", text))
         # DLPack's capsules, which have data in them, do not count: those of another library, which
         # ctypes asks, and those that a call in C names as the standard does.
-        count += len(re.findall(r"(?<!pythonapi\.)\bPyCapsule_\w+\b(?!%s)" % _OF_DLPACK, text))
+        count += len(re.findall(rf"(?<!pythonapi\.)\bPyCapsule_\w+\b(?!{_OF_DLPACK})", text))
         if count:
             found[str(path.relative_to(ROOT))] = count
     return found

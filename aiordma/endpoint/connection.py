@@ -38,6 +38,7 @@ from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import EventType
+from aiordma.endpoint import facts
 from aiordma.endpoint.carrier import FrameCarrier
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.events import ConnectionEvents, EventHub
@@ -98,7 +99,6 @@ from aiordma.verbs.wr import SGE
 __all__ = ["Connection"]
 
 _log = log_of("connection")
-_UNLIMITED = 1 << 60
 #: Names of the limit of silence, for the error of a connection that is given up.
 _SILENCE = "idle_timeout_s of this side's ConnectionConfig"
 _RAW_SILENCE = f"raw_{_SILENCE}"
@@ -875,10 +875,10 @@ class Connection(Uncopied):
         if "device" not in self._facts:
             # A device that is gone has no names, and a forked child has no device.
             with contextlib.suppress(OSError, ResourceClosedError, ForkedError):
-                facts = self._link.describe()
-                facts["peername"], facts["sockname"] = self._ends or self._link.cm_id._ends()
-                facts["large_messages_checked"] = self._large.checked
-                self._facts |= facts
+                found = self._link.describe()
+                found["peername"], found["sockname"] = self._ends or self._link.cm_id._ends()
+                found["large_messages_checked"] = self._large.checked
+                self._facts |= found
         return self._facts
 
     @property
@@ -900,32 +900,10 @@ class Connection(Uncopied):
 
     def _seen(self) -> dict[str, Any]:
         """The connection as `aiordma.metrics` shows it; in any thread, without a call of C."""
-        link, state, facts, cause = self._link, self._state, self._facts, self._broke_by
-        receive_slots, send_slots = link.slots.counts
-        return {
-            **facts,
-            "number": link.number,
-            "state": self._stage,
-            "device": link.context.name,
-            "qpn": link.qp.num,
-            "cause": None if cause is None else reason_of(cause),
-            **{name: getattr(state, name) for name in COUNTERS},
-            "waiting_to_be_received": state.arrived,
-            "waiting_to_be_sent": state.queued,
-            "under_way": max(0, link.under_way),
-            "credits": min(max(0, state.credits), 0xFFFF),
-            "receive_slots": receive_slots,
-            "send_slots": send_slots,
-            "pinned_bytes": 0 if link.closed else link.pinned_bytes,
-        }
+        return facts.seen(self._link, self._facts, self._stage, self._broke_by)
 
     def __repr__(self) -> str:
-        known, cause = self._known, self._broke_by
-        why = "" if cause is None else f" cause={type(cause).__name__}: {reason_of(cause)}"
-        return (
-            f"<Connection #{self._link.number} {self._stage} peer={known.get('peername')} "
-            f"device={known.get('device')}{why}>"
-        )
+        return facts.line(self._link.number, self._known, self._stage, self._broke_by)
 
     def __del__(
         self, _warn: Callable[..., None] = warnings.warn, _gone: Any = sys.is_finalizing
@@ -972,27 +950,19 @@ class Connection(Uncopied):
         if hello is not None and hello.loop_id and peer is not None:
             # With the address: a program of another host may have learned the number.
             self._peer_loop = peer[0], hello.loop_id
+        self._link.agree(hello)
         if hello is None:
-            self._state.credits = _UNLIMITED
-            self._state.eager_size = self.config.slot_size
             return
         self.private_data = hello.user_data
         self._theirs, self._reads = hello, reads
-        state, link = self._state, self._link
-        terms = link.plan.terms(hello, bare=link.common.bare)
-        state.eager_size, state.bare_size, state.fragmented_size, state.written_size, landed = terms
-        if link.own_pd:  # else the peers of others could write where messages land
-            state.landed_size = landed
-        state.numbered = hello.numbers_messages
-        state.credits += hello.recv_depth
-        if state.queued or state.has_pending:
+        if self._state.queued or self._state.has_pending:
             self._sender.room()
 
     def _opened(self, peer_qpn: int) -> None:
         """Note that the handshake is done; `peer_qpn` is 0 where the peer does not tell it."""
-        link, facts = self._link, self._facts
-        facts["number"], facts["opened_at"] = link.number, time.time()
-        facts["peer_qpn"] = peer_qpn or None
+        link, known = self._link, self._facts
+        known["number"], known["opened_at"] = link.number, time.time()
+        known["peer_qpn"] = peer_qpn or None
         link.note_opened(peer_qpn)
 
     def _greet(self) -> None:

@@ -37,6 +37,7 @@ from aiordma.endpoint.config import (
 )
 from aiordma.endpoint.outcome import closed_error
 from aiordma.endpoint.slots import Common, Slots
+from aiordma.endpoint.wire import Hello
 from aiordma.errors import os_error
 from aiordma.link.adapter_side import AdapterSide, Closing, Owner
 from aiordma.link.buffers import Buffers
@@ -59,6 +60,8 @@ memory_log: Log = log_of("memory")
 
 _SIGNALED = int(SendFlags.SIGNALED)
 _SOLICITED = int(SendFlags.SOLICITED)
+#: Messages that a raw connection may send.
+_UNLIMITED = 1 << 60
 _LANDS = Access.LOCAL_WRITE | Access.REMOTE_WRITE
 
 
@@ -211,6 +214,24 @@ class Link(AdapterSide):
     def own_pd(self) -> bool:
         """Whether the protection domain ends with the connection."""
         return self.shared is None
+
+    def agree(self, theirs: Hello | None) -> None:
+        """Fit the state to the peer's half of the handshake: messages may be sent from now on.
+
+        Args:
+            theirs: That half; None of a raw connection.
+        """
+        state = self.state
+        if theirs is None:
+            state.credits = _UNLIMITED
+            state.eager_size = self.plan.config.slot_size
+            return
+        terms = self.plan.terms(theirs, bare=self.common.bare)
+        state.eager_size, state.bare_size, state.fragmented_size, state.written_size, landed = terms
+        if self.own_pd:  # else the peers of others could write where messages land
+            state.landed_size = landed
+        state.numbered = theirs.numbers_messages
+        state.credits += theirs.recv_depth
 
     def start(self, owner: LinkOwner) -> None:
         """Begin to take completions, call `owner` for them, and post all receives."""

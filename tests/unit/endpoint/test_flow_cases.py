@@ -21,7 +21,7 @@ __all__ = ["fake_regions"]
 
 
 def kinds(frames: list[bytes]) -> list[FrameKind]:
-    return [FrameKind(FRAME.unpack_from(frame)[0] & 15) for frame in frames]
+    return [FrameKind(FRAME.unpack_from(frame)[0] & 0xF) for frame in frames]  # without the number
 
 
 @pytest.mark.parametrize("depth", [2, 3, 4, 5, 64])

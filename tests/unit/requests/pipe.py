@@ -15,6 +15,10 @@ from aiordma.requests.served import Requests
 
 ROOM = 256
 LARGEST = 1 << 20
+#: What calls hold when none is under way.
+NOTHING = (0, 0, 0)
+#: More than there is room for.
+LARGE = bytes(range(256)) * 8
 
 
 class End:
@@ -170,3 +174,9 @@ async def part(*ends: End) -> None:
         await asyncio.sleep(0)
     left = asyncio.all_tasks() - {asyncio.current_task()}
     assert not left
+
+
+async def echo(requests: Requests) -> None:
+    """Answer each request with its own bytes."""
+    async for request in requests:
+        await request.reply(request.body)

@@ -1,0 +1,282 @@
+"""Peers that break the rules of requests, or that owe answers: the connection ends, or goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from aiordma import ConnectionLostError, ProtocolError, RequestDeadlineError, RequestError
+from aiordma.requests import calls
+from aiordma.requests.wire import (
+    ANSWER_BODY,
+    BODY_FOLLOWS,
+    GIVEN_UP,
+    INITIAL_BYTES,
+    INITIAL_REQUESTS,
+    ErrorCode,
+    Kind,
+    error_frame,
+    frame,
+)
+from tests.inside.requests import held_by, held_of
+
+from ..conftest import Run, settle
+from .pipe import NOTHING, End, echo, joined, lone, part
+
+HEADER = frame(Kind.REQUEST, 5)
+#: The messages, with their immediates, and words of the error.
+RUDE: dict[str, tuple[list[tuple[bytes, int | None]], str]] = {
+    "garbage": ([(b"garbage garbage garbage", None)], "no request"),
+    "short": ([(b"", None)], "that is no request"),
+    "no body asked": ([(b"x", 5)], "body of request 5"),
+    "no answer asked": ([(frame(Kind.ANSWER, 5), None)], "answer to request 5"),
+    "no error asked": ([(error_frame(5, 1, "", ""), None)], "error for request 5"),
+    "no answer's body": ([(b"x", ANSWER_BODY | 5)], "answer to request 5"),
+    "twice": ([(HEADER, None)] * 2, "request 5 twice"),
+    "body twice": (
+        [(frame(Kind.REQUEST, 5, flags=BODY_FOLLOWS), None), (b"1", 5), (b"2", 5)],
+        "body of request 5",
+    ),
+    "flood": (
+        [(frame(Kind.REQUEST, n), None) for n in range(INITIAL_REQUESTS + 1)],
+        "more than 16 requests",
+    ),
+    "flood of headers": (
+        [(frame(Kind.REQUEST, n, flags=BODY_FOLLOWS), None) for n in range(INITIAL_REQUESTS + 1)],
+        "more than 16 requests",
+    ),
+    "grants nothing": ([(frame(Kind.GRANT, 0), None)], "grant of no request"),
+}
+
+
+@pytest.mark.parametrize("rude", RUDE)
+def test_a_rude_peer_ends_its_connection(run: Run, rude: str) -> None:
+    async def main() -> None:
+        end = await lone()
+        messages, words = RUDE[rude]
+        # With a waiting task the requests would be taken; the grant is the initial one.
+        waits = "twice" not in rude and "flood" not in rude
+        waiting = asyncio.create_task(anext(end.requests())) if waits else None
+        asking = asyncio.create_task(end.request(b"?"))
+        await settle()
+        for data, imm in messages:
+            end.arrive(data, imm)
+        with pytest.raises(ConnectionLostError, match=words) as caught:
+            await asking
+        assert isinstance(end.cause, ProtocolError)
+        assert isinstance(caught.value, ProtocolError)
+        assert caught.value.request_sent
+        if waiting is not None:
+            with pytest.raises(ProtocolError):
+                await waiting
+        with pytest.raises(ProtocolError):
+            await end.request(b"?")
+        await part(end)
+
+    run(main())
+
+
+def test_a_flood_that_takes_no_refusals_ends(run: Run) -> None:
+    """Refusals that have no room are bounded."""
+
+    async def main() -> None:
+        end = await lone()
+        end.requests(limit=1, limit_bytes=1)
+        end.credits = 0
+        large = bytes(INITIAL_BYTES)
+        for number in range(INITIAL_REQUESTS):
+            end.arrive(frame(Kind.REQUEST, number) + large)
+        await settle()
+        assert end.cause is None
+        assert held_of(end.exchange.served)[:2] == (INITIAL_REQUESTS, 1)
+        end.arrive(frame(Kind.REQUEST, 99))
+        await settle()
+        assert isinstance(end.cause, ProtocolError)
+        await part(end)
+
+    run(main())
+
+
+def test_a_flood_that_takes_no_answers_ends(run: Run) -> None:
+    """Each answer is given up after a time, and the words about that wait for room."""
+
+    async def main() -> None:
+        end = await lone()
+        requests = end.requests(limit=1)
+        end.credits = 0
+        for number in range(1000):
+            end.arrive(frame(Kind.REQUEST, number))
+            await settle()
+            if end.cause is not None:
+                break
+            request = await anext(requests)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0):
+                    await request.reply(b"!")
+            await settle()
+        assert number <= INITIAL_REQUESTS + 2
+        assert isinstance(end.cause, ProtocolError)
+        with pytest.raises(ProtocolError, match="not taken 17 answers"):
+            await anext(requests)
+        await part(end)
+
+    run(main())
+
+
+def test_answers_that_were_given_up_and_told_do_not_count(run: Run) -> None:
+    async def main() -> None:
+        end = await lone()
+        requests = end.requests(limit=1)
+        for number in range(5 * INITIAL_REQUESTS):
+            end.credits = 0
+            end.arrive(frame(Kind.REQUEST, number))
+            request = await anext(requests)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0):
+                    await request.reply(b"!")
+            end.give(None)
+            await settle()
+        assert end.cause is None
+        await part(end)
+
+    run(main())
+
+
+async def abandon(end: End, count: int) -> None:
+    asking = [asyncio.create_task(end.request(b"?")) for _ in range(count)]
+    await settle()
+    for task in asking:
+        task.cancel()
+    await asyncio.wait(asking)
+
+
+def test_what_a_peer_owes_is_bounded_whatever_it_grants(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "MOST_ABANDONED", 8)
+
+    async def main() -> None:
+        end = await lone()
+        end.arrive(frame(Kind.GRANT, ANSWER_BODY - 1, (1 << 64) - 1))
+        await settle()
+        await abandon(end, 8)
+        for _ in range(20):
+            with pytest.raises(RequestDeadlineError):
+                await end.request(b"?", 0.001)
+        assert held_by(end.exchange.calls)[0] == 8
+        end.arrive(error_frame(end.sent[0][0][7], ErrorCode.CANCELED, "", ""))
+        asking = asyncio.create_task(end.request(b"?"))
+        await settle()
+        end.arrive(frame(Kind.ANSWER, end.sent[-1][0][7]) + b"!")
+        assert await asking == b"!"
+        await part(end)
+
+    run(main())
+
+
+def test_a_peer_that_answers_no_cancellation_ends(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "UNANSWERED_S", 0.4)
+
+    async def main() -> None:
+        end = await lone()
+        for _ in range(6):  # a peer that ends a call now and then goes on
+            await abandon(end, 2)
+            await asyncio.sleep(0.12)
+            assert end.cause is None
+            end.arrive(error_frame(end.sent[-1][0][7], ErrorCode.CANCELED, "", ""))
+            await settle()
+        asking = asyncio.create_task(end.request(b"?"))
+        await asyncio.sleep(0.6)  # so does a peer that has a call whose task waits
+        assert end.cause is None
+        end.arrive(frame(Kind.ANSWER, end.sent[-1][0][7]))
+        await asking
+        with pytest.raises(ConnectionLostError):
+            await anext(end.requests())
+        assert isinstance(end.cause, ProtocolError)
+        assert "no cancellation" in str(end.cause)
+        await part(end)
+
+    run(main())
+
+
+def test_no_time_runs_when_all_cancellations_are_answered(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "UNANSWERED_S", 0.02)
+
+    async def main() -> None:
+        client, server = await joined()
+        requests = server.requests()
+        await settle()
+        await abandon(client, 5)
+        await settle()
+        assert held_by(client.exchange.calls) == NOTHING
+        await asyncio.sleep(0.06)
+        assert client.cause is None
+        del requests
+        await part(client, server)
+
+    run(main())
+
+
+def test_frames_that_come_late_are_no_violation(run: Run) -> None:
+    async def main() -> None:
+        end = await lone()
+        end.arrive(frame(Kind.CANCEL, 77))
+        end.arrive(error_frame(77, 1, "", "", GIVEN_UP))
+        await settle()
+        assert end.cause is None
+        await part(end)
+
+    run(main())
+
+
+def test_an_answer_twice_is_a_violation(run: Run) -> None:
+    async def main() -> None:
+        client = await lone()
+        asking = asyncio.create_task(client.request(b"?"))
+        await settle()
+        number = client.sent[0][0][7]
+        client.arrive(b"!", ANSWER_BODY | number)
+        client.arrive(frame(Kind.ANSWER, number))
+        assert await asking == b"!"
+        await settle()
+        assert isinstance(client.cause, ProtocolError)
+        await part(client)
+
+    run(main())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_frames_end_in_order_or_in_a_violation(run: Run, seed: int) -> None:
+    async def main() -> None:
+        rng = random.Random(seed)
+        end = await lone()
+        asking = [asyncio.create_task(end.request(b"?")) for _ in range(4)]
+        serving = asyncio.create_task(echo(end.requests(limit=8)))
+        await settle()
+        for _ in range(300):
+            number = rng.randrange(8)
+            kind = rng.choice(list(Kind))
+            flags = rng.choice([0, 0, 1, 2])
+            body = rng.randbytes(rng.choice([0, 0, 3]))
+            if rng.random() < 0.3:
+                end.arrive(body, number | rng.choice([0, ANSWER_BODY]))
+            elif rng.random() < 0.02:
+                end.arrive(rng.randbytes(rng.randrange(40)))
+            else:
+                end.arrive(frame(kind, number, rng.randrange(4), flags) + body)
+            await settle(2)
+        results = await asyncio.gather(*asking, return_exceptions=True)
+        for result in results:
+            assert isinstance(result, (bytes, ProtocolError, RequestError))
+        assert isinstance(end.cause, ProtocolError)
+        with pytest.raises(ProtocolError):
+            await serving
+        await part(end)
+
+    run(main())
