@@ -251,9 +251,9 @@ RXE = (*UML, "--device", "rxe")
 #: For five processes, and arrays of more than 256 MiB; pages that no process uses are not taken.
 DASK_MEMORY = ("--memory", "3G")
 ALL_TESTS = "tests/device"
-#: Of tests/interop, those with the most connections and the most kinds of requests; and pyverbs,
-#: which changes with rdma-core.
-_INTEROP = "rping or ucmatose or rstream or pyverbs"
+#: Of tests/interop, those with the most connections and the most kinds of requests; and pyverbs
+#: and cmtime, which change with rdma-core.
+_INTEROP = "rping or ucmatose or rstream or pyverbs or cmtime"
 
 # Where each combination stands. A fact about the loop and the device is looked for on both loops on
 # both devices; one about the interpreter, or about rdma-core, on any of them. So the stages of

@@ -306,7 +306,9 @@ class RdmaStreamReader(Uncopied, asyncio.StreamReader):
             raise
 
 
-class RdmaStreamWriter(asyncio.StreamWriter, Uncopied):  # in this order: see `start_server`
+# asyncio.StreamWriter comes first: start_server makes one into this, which CPython before 3.15
+# refuses if the first base is another.
+class RdmaStreamWriter(asyncio.StreamWriter, Uncopied):
     """An `asyncio.StreamWriter` whose `start_tls` works on uvloop, too."""
 
     _protocol: Any

@@ -1,4 +1,6 @@
-"""Programs that know TCP alone, under librspreload: an echo server and its clients, socat, curl.
+"""Programs that know TCP alone, under librspreload.
+
+An echo server and its clients, socat, and curl or Python's http.client.
 
 aiordma listens on the RDMA device and nowhere else, so a connection that is made is no TCP
 connection; the programs would fall back to TCP without a word.
@@ -13,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.preload import LIBRARY, build, fed
+from tests.interop.preload import IS_LATER, LIBRARY, build, fed
 from tests.interop.program import assert_bytes, running
 from tests.interop.streaming import Dialed, dialed, serving_one
 
@@ -79,8 +81,23 @@ async def test_aiordma_serves_socat(address: str, tmp_path: Path) -> None:
     await assert_echoed(address, command, LONG, tmp_path)
 
 
-async def test_aiordma_serves_curl(address: str, tmp_path: Path) -> None:
-    """A request with a body, answered by the same body; curl connects without blocking."""
+#: Arguments: host, port, the file of the body, the file for the answer.
+HTTP_CLIENT = """
+import http.client, pathlib, sys
+host, port, source, result = sys.argv[1:]
+connection = http.client.HTTPConnection(host, int(port))
+connection.request("POST", "/echo", body=pathlib.Path(source).read_bytes())
+pathlib.Path(result).write_bytes(connection.getresponse().read())
+connection.close()
+"""
+
+
+async def test_aiordma_serves_http(address: str, tmp_path: Path) -> None:
+    """A request with a body, answered by the same body; curl connects without blocking.
+
+    The library of rdma-core 65 is no place for curl: there Python stands in, of which an earlier
+    one does not take the sockets.
+    """
     source, result = tmp_path / "source", tmp_path / "result"
     source.write_bytes(LONG)
 
@@ -96,13 +113,16 @@ async def test_aiordma_serves_curl(address: str, tmp_path: Path) -> None:
         return body
 
     async with serving_one(address, http) as served:
-        command = (
+        command: tuple[str, ...] = (
             "curl", "--noproxy", "*", "-sS", "-H", "Expect:", "-o", str(result),
             "--data-binary", f"@{source}", f"http://{address}:{served.port}/echo",
         )  # fmt: skip
-        async with running(*command, LD_PRELOAD=LIBRARY) as curl:
+        if IS_LATER:
+            where = (address, str(served.port), str(source), str(result))
+            command = (sys.executable, "-c", HTTP_CLIENT, *where)
+        async with running(*command, LD_PRELOAD=LIBRARY) as client:
             assert_bytes(await served.ended, LONG)  # type: ignore[arg-type]
-            await curl.finish()
+            await client.finish()
     assert_bytes(result.read_bytes(), LONG)
 
 
@@ -145,7 +165,7 @@ async def half_close(server: Dialed, total: int) -> None:
 
 
 async def test_sockets_that_stay_tcp() -> None:
-    """The library takes a plain socket(), but not Python's, which asks for SOCK_CLOEXEC."""
+    """An earlier library takes a plain socket(), but not Python's, which asks for SOCK_CLOEXEC."""
     code = """
 import ctypes, os, socket
 def where(fd): return os.readlink(f"/proc/self/fd/{fd}").split(":")[0]
@@ -154,4 +174,4 @@ print(where(socket.socket(socket.AF_INET, socket.SOCK_STREAM).detach()))
 """
     async with running(sys.executable, "-c", code, LD_PRELOAD=LIBRARY) as python:
         # An rsocket keeps the place of its number by a descriptor of its own.
-        assert await python.finish() == ["/dev/null", "socket"]
+        assert await python.finish() == ["/dev/null", "/dev/null" if IS_LATER else "socket"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import os
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 
 from aiordma._ffi import load_error
 from aiordma.rsocket.wire import Control, Kind, pack_word
-from aiordma.streams.stream_reader import RdmaStreamReader
+from aiordma.streams.stream_reader import RdmaStreamReader, RdmaStreamWriter
 from aiordma.streams.transport import RdmaTransport
 
 from .receiving import Stream
@@ -310,3 +311,23 @@ def test_random_reads(case: int) -> None:
             scene.turn()
     finally:
         scene.close()
+
+
+# The writer
+
+
+class Closed(asyncio.Transport):
+    """A transport that is done."""
+
+    def is_closing(self) -> bool:
+        return True
+
+
+async def test_a_writer_of_asyncio_becomes_one_of_ours() -> None:
+    """`start_server` has it become one: asyncio makes it, and knows its own class alone."""
+    loop = asyncio.get_running_loop()
+    protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader(loop=loop), loop=loop)
+    writer = asyncio.StreamWriter(Closed(), protocol, None, loop)
+    writer.__class__ = RdmaStreamWriter
+    with pytest.raises(TypeError, match="cannot copy or pickle a RdmaStreamWriter"):
+        copy.copy(writer)
