@@ -599,14 +599,14 @@ class Connection(Uncopied):
     ) -> int:
         """Store `desired` in an integer of the peer if it is `expected`, atomically.
 
-        It is atomic as `fetch_add` is.  After AtomicResultLostError nobody but the integer itself
-        can tell whether the swap took place: store values that tell who has stored them.
+        It is atomic as `fetch_add` is.  After AtomicResultLostError only the integer itself can
+        tell whether the swap took place: store values that tell who has stored them.
 
         Returns:
             The integer before; the swap took place if it equals `expected`.
 
-        `remote`, `offset`, exceptions and cancellation: as `fetch_add`; and ValueError for a number
-        that is not in 0..2**64-1.
+        `remote`, `offset` and cancellation: as `fetch_add`.  Raises what that raises, and ValueError
+        for a number that is not in 0..2**64-1.
         """
         self._check_loop()
         swap = Opcode.ATOMIC_CMP_AND_SWP

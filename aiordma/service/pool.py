@@ -625,7 +625,7 @@ class Pool(Uncopied):
         if check is None:
             return True
         try:
-            with Limit(end - core.loop.time()):
+            with Limit(end - core.loop.time(), "the check of the pool"):
                 await check(member.connection)
         except Exception as exc:
             _log.info("%r failed the check of the pool: %r", member.connection, exc)

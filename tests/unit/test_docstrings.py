@@ -30,6 +30,7 @@ _OPERATORS = frozenset(
         "__bytes__", "__eq__", "__hash__", "__repr__", "__str__", "__bool__", "__iter__",
         "__buffer__", "__release_buffer__", "__getitem__", "__init__", "__await__", "__del__",
         "__post_init__", "__getattr__", "__getnewargs__", "__getstate__", "__new__", "__replace__",
+        "__reduce_ex__",  # refuses a copy and a pickle
         "__subclasshook__",  # of every Protocol
         "__annotate_func__", "__annotate__",  # the annotations of a class, since Python 3.14
     }

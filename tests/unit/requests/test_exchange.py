@@ -249,7 +249,7 @@ def test_many_deadlines_share_a_timer(run: Run) -> None:
         began = client.loop.time()
         await asyncio.wait(tasks[:2] + tasks[3:6])
         assert ended == [0.1, 0.1, 0.2, 0.3, 0.4]
-        assert 0.4 <= client.loop.time() - began < 10
+        assert 0.398 <= client.loop.time() - began < 10, "of which uvloop counts milliseconds"
         for task in (tasks[2], tasks[6]):
             assert not task.done()
             task.cancel()
