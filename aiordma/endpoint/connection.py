@@ -605,8 +605,8 @@ class Connection(Uncopied):
         Returns:
             The integer before; the swap took place if it equals `expected`.
 
-        `remote`, `offset` and cancellation: as `fetch_add`.  Raises what that raises, and ValueError
-        for a number that is not in 0..2**64-1.
+        `remote`, `offset` and cancellation: as `fetch_add`.  Raises what that raises, and
+        ValueError for a number that is not in 0..2**64-1.
         """
         self._check_loop()
         swap = Opcode.ATOMIC_CMP_AND_SWP
