@@ -154,11 +154,16 @@ async def test_another_loop(
         await asyncio.to_thread(asyncio.run, refused())
     else:
         coroutine, running = refused(), asyncio.get_running_loop()
+        task: Any = asyncio.current_task()
         other = asyncio.new_event_loop()
+        # As a program does that runs its loops by turns; from Python 3.14 on a thread that is in a
+        # task enters no other, whatever its loop.
+        asyncio.tasks._leave_task(running, task)
         asyncio._set_running_loop(None)
         try:
             other.run_until_complete(coroutine)
         finally:
             asyncio._set_running_loop(running)
+            asyncio.tasks._enter_task(running, task)
             other.close()
     await are_alive(pair)
