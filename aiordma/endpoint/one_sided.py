@@ -81,6 +81,7 @@ from aiordma.memory.lent import LentPart
 from aiordma.memory.remote import RemoteRegion
 from aiordma.memory.shared import Memory
 from aiordma.tensors import buffer_of, device_memory_of
+from aiordma.verbs.context import Context
 from aiordma.verbs.device_memory import register_device_memory
 from aiordma.verbs.enums import Access, AtomicCap, Opcode, WCStatus
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion, check_memory, is_unpinnable
@@ -107,6 +108,17 @@ def _rest(reference: weakref.ref[Operations]) -> None:
     operations = reference()
     if operations is not None:
         operations._rest()
+
+
+def _lost(outcome: Outcome, context: Context) -> BaseException:
+    """The exception of `Operations.lost`."""
+    if outcome.decided:
+        failure = outcome.failure()
+    else:
+        failure = ConnectionLostError(errno.ECONNRESET, "the connection is lost")
+    if isinstance(failure, ConnectionLostError) and context.is_iwarp:
+        failure.hint = _IWARP_HINT
+    return failure
 
 
 class Operations:
@@ -305,20 +317,15 @@ class Operations:
             self._line.fail(self.lost)
             self._line = None
             del self._c.room  # which leads here
-        self.registering.fail(self.lost)
+        # Not `self.lost`, which the credits would keep: a cycle.
+        self.registering.fail(functools.partial(_lost, self._outcome, self._link.context))
         if self._resting is not None:
             self._resting.cancel()
             self._link.completions.expect(answers=False)
 
     def lost(self) -> BaseException:
         """The exception for an operation that failed because the connection had ended."""
-        if self._outcome.decided:
-            failure = self._outcome.failure()
-        else:
-            failure = ConnectionLostError(errno.ECONNRESET, "the connection is lost")
-        if isinstance(failure, ConnectionLostError) and self._link.context.is_iwarp:
-            failure.hint = _IWARP_HINT
-        return failure
+        return _lost(self._outcome, self._link.context)
 
     # Attention
 

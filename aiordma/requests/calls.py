@@ -182,7 +182,8 @@ class Calls:
                 self._ring_at(deadline)
             return await answer
         except BaseException as exc:
-            if isinstance(exc, RequestDeadlineError) and _is_here(answer):
+            dropped = place is not None and place.left  # in the middle of its bytes
+            if isinstance(exc, RequestDeadlineError) and _is_here(answer) and not dropped:
                 return answer.result()
             self._abandon(number, call, begun)
             if isinstance(exc, ConnectionLostError):

@@ -258,7 +258,7 @@ async def test_ipv6(address: str) -> None:
     ):
         client.transport.sendto(b"six")
         await client.until(lambda: client.data == [b"six"])
-        assert client.got[0][1][:2] == where(server)
+        assert client.got[0][1][:2] == where(server)[:2]
         assert server.got[0][1].host == host
 
 

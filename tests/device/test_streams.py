@@ -189,7 +189,7 @@ async def test_a_close_that_does_not_get_on(address: str) -> None:
         both.server.transport.pause_reading()
         both.client.transport.write(b"q" * 3_000_000)
         both.client.transport.close()
-        assert isinstance(await both.client.ended(), TimeoutError)
+        assert isinstance(await both.client.ended(), aiordma.PeerSilentError)
         both.server.transport.resume_reading()
         await both.server.ended()
 
@@ -207,7 +207,7 @@ async def test_idle_timeout(address: str) -> None:
     async with await aiordma.create_server(factory, address, 0, config=strict) as server:
         _, client = await aiordma.create_connection(Note, address, server.port, config=silent)
         assert isinstance(await client.ended(), ConnectionResetError)
-        assert isinstance(await served[0].ended(), TimeoutError)
+        assert isinstance(await served[0].ended(), aiordma.PeerSilentError)
 
 
 @pytest.mark.virtual_time
