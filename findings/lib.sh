@@ -19,7 +19,9 @@ RDMA=44.0-2
 # What a guest needs, and a program in C.
 GUEST="$KERNEL busybox-static kmod iproute2 rdmacm-utils=$RDMA ibverbs-providers=$RDMA
     librdmacm-dev=$RDMA libibverbs-dev=$RDMA libc6-dev"
-MIRROR=${FINDINGS_MIRROR:-http://deb.debian.org}
+# As this machine's own apt has it.
+MIRROR=${FINDINGS_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Origin: Debian' 'Component: main' |
+    sed -n 's,/debian/*$,,p' | head -n 1)}
 
 tmp=$(mktemp -d "${TMPDIR:-/tmp}/findings.XXXXXX")
 root=$tmp/root
@@ -53,6 +55,7 @@ packages() {
         return
     fi
     needs apt-get dpkg-deb
+    [ -n "$MIRROR" ] || unable "apt knows no archive of Debian (apt-get update): set FINDINGS_MIRROR"
     [ "$(dpkg --print-architecture)" = amd64 ] || unable "it needs x86-64"
     keys=/usr/share/keyrings/debian-archive-keyring.gpg
     [ -e $keys ] || unable "$keys is missing: install debian-archive-keyring"
