@@ -137,6 +137,7 @@ def _sanitized(
 
 def _system_unit(python: str) -> Stage:
     """Return the stage of the unit tests in the system that has this Python."""
+    left_out = () if python == _NEWEST else _ANY_PYTHON
     name = f"unit-{python}"
     release = systems.system_of(python).release
     return Stage(
@@ -144,7 +145,7 @@ def _system_unit(python: str) -> Stage:
         f"the unit tests, with CPython {python} and rdma-core of {release}",
         (
             *(sys.executable, "tools/systems.py", python, "--", "python", "-m", "pytest"),
-            *_options(name, "tests/unit"),
+            *_options(name, "tests/unit", *left_out),
         ),
         limit_s=900,
         pytest=True,
@@ -157,18 +158,19 @@ def _system_device(
     name: str,
     about: str,
     python: str,
+    runner: tuple[str, ...],
     *arguments: str,
     limit_s: float,
     or_here: bool = False,
     env: Mapping[str, str] | None = None,
 ) -> Stage:
-    """Return a stage of pytest on Soft-RoCE in the system that has this Python.
+    """Return a stage of pytest inside softroce, in the system that has this Python.
 
     With `or_here` the machine's own Python and rdma-core stand in where it cannot be had.
     """
     release = systems.system_of(python).release
     inside = f"--timeout={limit_s - 60:.0f}"
-    softroce = ("python", "-m", "aiordma.testing.softroce", *RXE, inside, "--")
+    softroce = ("python", "-m", "aiordma.testing.softroce", *runner, inside, "--")
     return Stage(
         name,
         f"{about}, with CPython {python} and rdma-core of {release}",
@@ -248,6 +250,20 @@ _DEBUG = (
 _VIRTUAL = ("--timeout=7200",)
 UML = ("--engine", "uml")
 RXE = (*UML, "--device", "rxe")
+SIW = (*UML, "--device", "siw")
+#: Runs all of the unit tests, as the oldest does, which is the one of this machine.
+_NEWEST = "3.15"
+#: What no interpreter changes: pages and tools, models that are pure arithmetic, and pytest's own
+#: words about the plugin. Those between the oldest and the newest leave it out.
+_ANY_PYTHON = tuple(
+    f"--ignore=tests/unit/{name}"
+    for name in (
+        "bench", "docs", "tools", "test_docstrings.py", "cli/test_completion.py",
+        "endpoint/test_flow_model.py", "endpoint/test_sharing_model.py", "rsocket/test_fuzz.py",
+        "rsocket/test_model.py", "rsocket/test_pair.py", "testing/test_conformance_kit.py",
+        "testing/test_conformance_kit_catches.py", "testing/test_pytest_plugin.py",
+    )
+)  # fmt: skip
 #: For five processes, and arrays of more than 256 MiB; pages that no process uses are not taken.
 DASK_MEMORY = ("--memory", "3G")
 ALL_TESTS = "tests/device"
@@ -256,13 +272,12 @@ ALL_TESTS = "tests/device"
 _INTEROP = "rping or ucmatose or rstream or pyverbs or cmtime"
 
 # Where each combination stands. A fact about the loop and the device is looked for on both loops on
-# both devices; one about the interpreter, or about rdma-core, on any of them. So the stages of
-# Soft-RoCE are given out: 3.15 has asyncio's own loop, 3.14 uvloop, both with rdma-core 65 or
-# later; the machine's own Python has software iWARP, virtual time, faults, and what is long. Where
-# a system cannot be had, the machine stands in for it, so that no combination of loop and device is
-# lost. 3.13 with rdma-core 56 runs beside them: what changed between 3.11 and 3.14, or between
-# rdma-core 44 and 65, is then known to a version. The 3.15 of device-rxe-asyncio compiles what is
-# hot (PYTHON_JIT), where its build can; unit-3.15 and interop-rxe do not.
+# both devices; one about the interpreter, or about rdma-core, on any of them. So the stages are
+# given out: 3.15 and 3.14 with rdma-core 65 or later have Soft-RoCE, asyncio's loop and uvloop;
+# 3.13 with rdma-core 56 has iWARP with asyncio's loop; the machine's own Python has iWARP with
+# uvloop, virtual time, faults, and what is long. Where a system cannot be had, the machine stands
+# in for it, so that no combination of loop and device is lost. The 3.15 of device-rxe-asyncio
+# compiles what is hot (PYTHON_JIT), where its build can; unit-3.15 and interop-rxe do not.
 
 #: Two run at a time, in this order: what everything waits for, what needs no kernel while that is
 #: built, and then the longest first, so that both lanes end together.
@@ -322,7 +337,7 @@ STAGES: tuple[Stage, ...] = (
         optional="." if pythons.debug() else "a debug build of this CPython (python3-dbg)",
         env={"PYTHONASYNCIODEBUG": "1"},
     ),
-    *_other_pythons("unit", "the unit tests", "tests/unit"),
+    *_other_pythons("unit", "the unit tests", "tests/unit", *_ANY_PYTHON),
     Stage(
         "mutate-quick",
         "bugs that are put in one at a time: each is found by its test (all: make mutate)",
@@ -334,7 +349,6 @@ STAGES: tuple[Stage, ...] = (
         must_run=True,
     ),
     *_systems(),
-    _local("fake", "the library over FakeFabric", "tests/fake", limit_s=600, optional="tests/fake"),
     _device(
         "smoke-qemu",
         "the short list on a stock kernel with two CPUs",
@@ -347,7 +361,8 @@ STAGES: tuple[Stage, ...] = (
     _system_device(
         "device-rxe-asyncio",
         "the real stack on Soft-RoCE, asyncio's own loop",
-        *("3.15", ALL_TESTS, "--loop=asyncio", "-m", f"{_SPECIAL} and not siw and {_OF_THE_LOOP}"),
+        *("3.15", RXE, ALL_TESTS, "--loop=asyncio"),
+        *("-m", f"{_SPECIAL} and not siw and {_OF_THE_LOOP}"),
         limit_s=1600,
         or_here=True,
         env={"PYTHON_JIT": "1"},
@@ -355,7 +370,7 @@ STAGES: tuple[Stage, ...] = (
     _device(
         "device-siw-uvloop",
         "everything on software iWARP, uvloop",
-        (*UML, "--device", "siw"),
+        SIW,
         ALL_TESTS,
         *("--loop=uvloop", "-m", _SPECIAL),
         limit_s=1600,
@@ -379,7 +394,7 @@ STAGES: tuple[Stage, ...] = (
     _device(
         "dask-siw",
         "comms of Dask on software iWARP and uvloop",
-        (*UML, "--device", "siw", *DASK_MEMORY),
+        (*SIW, *DASK_MEMORY),
         ALL_TESTS,
         *("--loop=uvloop", "-m", "dask and not slow"),
         limit_s=600,
@@ -387,15 +402,10 @@ STAGES: tuple[Stage, ...] = (
     _system_device(
         "device-rxe-uvloop",
         "the same on uvloop",
-        *("3.14", ALL_TESTS, "--loop=uvloop", "-m", f"{_SPECIAL} and not siw and {_OF_THE_LOOP}"),
+        *("3.14", RXE, ALL_TESTS, "--loop=uvloop"),
+        *("-m", f"{_SPECIAL} and not siw and {_OF_THE_LOOP}"),
         limit_s=900,
         or_here=True,
-    ),
-    _system_device(
-        "device-rxe-3.13",
-        "the same",
-        *("3.13", ALL_TESTS, "--loop=uvloop", "-m", f"{_SPECIAL} and not siw and {_OF_THE_LOOP}"),
-        limit_s=900,
     ),
     _device(
         "device-rxe-long",
@@ -405,13 +415,18 @@ STAGES: tuple[Stage, ...] = (
         *("--loop=asyncio", "-m", f"{_SPECIAL} and not siw and {_NOT_OF_THE_LOOP}"),
         limit_s=1200,
     ),
-    _device(
+    _system_device(
         "device-siw-asyncio",
         "software iWARP, asyncio's own loop, without what is long or not of the loop",
-        (*UML, "--device", "siw"),
-        ALL_TESTS,
-        *("--loop=asyncio", "-m", f"{_SPECIAL} and {_OF_THE_LOOP}"),
-        limit_s=900,
+        *("3.13", SIW, ALL_TESTS, "--loop=asyncio", "-m", f"{_SPECIAL} and {_OF_THE_LOOP}"),
+        limit_s=1200,
+        or_here=True,
+    ),
+    _system_device(
+        "smoke-3.13",
+        "the short list on Soft-RoCE, uvloop",
+        *("3.13", RXE, ALL_TESTS, "--loop=uvloop", "-m", f"smoke and not siw and {_SPECIAL}"),
+        limit_s=600,
     ),
     *(_system_unit(python) for system in systems.SYSTEMS for python in system.pythons),
     _local("runner-qemu", "the qemu engine itself", "tests/runner", *("-m", "qemu"), limit_s=1200),
@@ -426,7 +441,7 @@ STAGES: tuple[Stage, ...] = (
     _device(
         "interop-siw",
         "those that know iWARP, on uvloop",
-        (*UML, "--device", "siw"),
+        SIW,
         "tests/interop",
         "--loop=uvloop",
         limit_s=600,
@@ -434,7 +449,7 @@ STAGES: tuple[Stage, ...] = (
     _system_device(
         "interop-rxe",
         "programs of rdma-core, and pyverbs, as peers",
-        *("3.15", "tests/interop", "--loop=asyncio"),
+        *("3.15", RXE, "tests/interop", "--loop=asyncio"),
         limit_s=900,
         or_here=True,
     ),
@@ -442,7 +457,7 @@ STAGES: tuple[Stage, ...] = (
         _system_device(
             f"interop-{python}",
             "those with the most connections and the most kinds of requests",
-            *(python, "tests/interop", "--loop=uvloop", "-k", _INTEROP),
+            *(python, RXE, "tests/interop", "--loop=uvloop", "-k", _INTEROP),
             limit_s=600,
         )
         for python in ("3.13", "3.14")
@@ -488,7 +503,7 @@ STAGES: tuple[Stage, ...] = (
     _device(
         "seeds-siw",
         "the same on software iWARP",
-        (*UML, "--device", "siw"),
+        SIW,
         "tests/seeds",
         "--loop=uvloop",
         limit_s=600,

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.device
+# Programs of their own, on the loop that they are told.
+pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 LIMIT_S = 100

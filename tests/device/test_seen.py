@@ -323,6 +323,7 @@ async def test_streams_and_one_sided_operations_are_counted(address: str, pair: 
     assert metrics.snapshot().connect_s.total_s > before.connect_s.total_s
 
 
+@pytest.mark.slow
 async def test_a_stream_that_breaks_is_counted_and_tells_its_cause(address: str) -> None:
     before = metrics.snapshot().totals
     async with noted(address) as both:

@@ -142,6 +142,7 @@ async def test_a_killed_peer_is_noticed(address: str, loop_name: str, *, busy: b
         await still_accepts(listener, address)
 
 
+@pytest.mark.slow
 async def test_a_peer_that_is_killed_while_its_memory_is_read(address: str, loop_name: str) -> None:
     """The kernel may take the memory before the connection: the read is refused, or it is lost."""
     for _ in range(5):
