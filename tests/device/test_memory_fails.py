@@ -87,6 +87,9 @@ async def test_a_send_is_whole_or_was_not(pair: Pair, kind: str) -> None:
 async def test_a_message_that_has_arrived_is_not_lost(pair: Pair) -> None:
     client, server = pair
     failures = 0
+    # So that no coroutine that has ended and no message is there for the next.
+    never_awaited = [server.recv() for _ in range(100)]
+    taken = []
     async with asyncio.timeout(60):
         for number in range(ALLOCATIONS):
             await client.send(b"first %d" % number)
@@ -98,6 +101,7 @@ async def test_a_message_that_has_arrived_is_not_lost(pair: Pair) -> None:
                 assert message == b"first %d" % number
             await until(lambda: waiting(server) == 2)
             for expected, imm in ((b"one %d", None), (b"two %d", 1000 + number)):
+                never_awaited.append(server.recv())
                 try:
                     with refused(number):
                         message = await server.recv()
@@ -107,6 +111,9 @@ async def test_a_message_that_has_arrived_is_not_lost(pair: Pair) -> None:
                 assert message == expected % number
                 assert message.imm == imm
                 message.release()
+                taken.append(message)
+        for coro in never_awaited:
+            coro.close()
         assert failures, "it has to allocate something"
         await goes_on(client, server)
 
