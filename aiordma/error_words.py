@@ -158,6 +158,8 @@ ERRNO_HINTS: dict[tuple[str, int], str] = {
     ("ibv_query_gid_ex", errno.EINVAL): "the port has no GID of this index: `aiordma gids`",
     ("ibv_modify_qp", errno.ENODATA): _GONE_GID,
     ("ibv_create_ah", errno.ENODATA): _GONE_GID,
+    ("ibv_query_port_speed", errno.EOPNOTSUPP): "the `active_width` and `active_speed` of "
+    "`query_port` stand for the number of lanes and the speed of each",
     ("ibv_open_device", errno.EACCES): NO_PERMISSION,
     ("ibv_open_device", errno.EPERM): NO_PERMISSION,
     ("rdma_create_event_channel", errno.EACCES): NO_PERMISSION,

@@ -196,7 +196,7 @@ class _Move:
     """A change of the state that a thread makes, if its caller still waits when the thread begins.
 
     Attributes:
-        under_way: Whether the thread makes it, or may begin to.
+        under_way: Whether its caller waits for it, or the thread makes it.
     """
 
     __slots__ = ("_attr", "_begun", "_ended", "_left", "_mask")
@@ -207,8 +207,9 @@ class _Move:
 
     @property
     def under_way(self) -> bool:
-        # If the thread begins in this moment, it sees that the caller has left, and does nothing.
-        return not (self._ended or (self._left and not self._begun))
+        # A caller that waits has more to do when the thread has ended. After one that has left, a
+        # thread that begins in this moment sees so, and does nothing.
+        return not self._left or (self._begun and not self._ended)
 
     def make(self, qp: QueuePair) -> None:
         """Make it; in the thread."""

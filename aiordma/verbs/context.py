@@ -298,7 +298,7 @@ class Context(Resource):
 
         Raises:
             NotSupportedError: The installed libibverbs does not have the call, which rdma-core 62
-                has brought, or the device does not tell.
+                has brought, or the kernel or its driver does not tell, as that of Soft-RoCE.
             OSError: No such port (EINVAL), or the device is gone.
         """
         port = fitting("port", port, 32)

@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import errno
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, Unpack
@@ -81,9 +82,10 @@ _FATAL = frozenset(
 )
 
 
-def _give_up(queues: Sequence[WorkQueue]) -> None:
-    for queue in queues:
-        queue.give_up()
+def _give_up(queues: Sequence[weakref.ref[WorkQueue]]) -> None:
+    for queue in (reference() for reference in queues):
+        if queue is not None:
+            queue.give_up()
 
 
 class Moving(Protocol):
@@ -778,9 +780,11 @@ class QueuePair(Resource):
     def _enter_error(self) -> None:
         self._in_error = True
         if self.outstanding:
+            # Of these queues: RESET may give it others meanwhile. Weakly: the timer must not keep
+            # alive, after a close, what the queue pair refers to.
+            queues = [weakref.ref(queue) for queue in self._queues or ()]
             with contextlib.suppress(RuntimeError):
-                # Of these queues: RESET may give it others meanwhile.
-                asyncio.get_running_loop().call_later(_FLUSH_GRACE_S, _give_up, self._queues or ())
+                asyncio.get_running_loop().call_later(_FLUSH_GRACE_S, _give_up, queues)
 
     def query(self) -> QPAttributes:
         """Ask the device for the current attributes (`ibv_query_qp(3)`)."""

@@ -150,7 +150,9 @@ class WorkQueue:
         prepared: Posts that were prepared for it, in their order, and not freed.
     """
 
-    __slots__ = ("_order", "cq", "depth", "prepared", "qp", "room", "unsignaled")
+    __slots__ = (
+        "__weakref__", "_order", "cq", "depth", "prepared", "qp", "room", "unsignaled",
+    )  # fmt: skip
 
     def __init__(self, qp: QueuePair, cq: CompletionQueue, depth: int) -> None:
         self.qp: QueuePair = qp

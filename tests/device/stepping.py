@@ -48,9 +48,12 @@ class Steps:
         assert act is not None
         act()
 
-    @types.coroutine
-    def drive(self, coro: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
+    async def drive(self, coro: Coroutine[Any, Any, T]) -> T:
         """Run `coro` in the current task, suspension by suspension."""
+        return await self._drive(coro)
+
+    @types.coroutine
+    def _drive(self, coro: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
         # An exception has this frame in its traceback: what has it is dropped before it goes on,
         # and the task is no variable here.
         thrown: list[BaseException] = []
@@ -78,11 +81,7 @@ class Steps:
 
 async def run_canceled(coro: Coroutine[Any, Any, T], steps: Steps) -> T | None:
     """The result, or None if the cancellation came through."""
-
-    async def driven() -> T:
-        return await steps.drive(coro)
-
-    task = asyncio.create_task(driven())
+    task = asyncio.create_task(steps.drive(coro))
     try:
         return await task
     except asyncio.CancelledError:

@@ -27,6 +27,7 @@ from aiordma import (
     TransportRetryError,
 )
 from aiordma._ffi import lib
+from aiordma.loop.workers import connecting
 from aiordma.verbs import (
     GRH,
     MTU,
@@ -442,6 +443,21 @@ async def test_two_tasks_connect_the_same_queue_pair() -> None:
         calls = (first.connect(second.address) for _ in range(3))
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(it) for it in results] == [type(None), ResourceBusyError, ResourceBusyError]
+        assert one.qp.state is QPState.RTS
+
+
+async def test_a_connect_goes_on_until_its_caller_does() -> None:
+    """The thread may have ended before: a second call would start in the middle of the first."""
+    async with hand_made() as (one, other):
+        first, second = one.bring_up(), other.bring_up()
+        task = await begun(first.connect(second.address))
+        assert connecting.drain(30), "a blocking call is stuck"
+        assert not task.done()
+        with pytest.raises(ResourceBusyError):
+            await first.connect(second.address)
+        with pytest.raises(ResourceBusyError):
+            one.qp.modify(qp_state=QPState.RESET)
+        await task
         assert one.qp.state is QPState.RTS
 
 

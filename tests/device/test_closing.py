@@ -14,6 +14,7 @@ import subprocess
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -268,6 +269,27 @@ async def test_what_is_forgotten_is_given_back_and_warned_of(hall: Hall, where: 
         assert rdma_descriptors() == descriptors
         # Readers and tables belong to the loop, whoever collects.
         assert threads == {threading.get_ident()}
+
+
+async def test_the_wait_for_flushes_keeps_nothing_of_a_queue_pair_that_is_closed(
+    hall: Hall,
+) -> None:
+    """The wait takes a second, in which the protection domain would not be given back."""
+    ends = list(await hall.connected(await_=False))
+    for end in ends:
+        assert end.qp.outstanding == 1
+        end.qp.to_error()
+        end.close()
+    for end in ends:
+        await end.ended()
+    await settle()
+    kept = [weakref.ref(end.qp) for end in ends]
+    for end in ends:
+        forgotten(end)
+    ends.clear()
+    del end
+    collect()
+    assert [reference() for reference in kept] == [None, None]
 
 
 def test_what_outlives_its_loop_is_given_back(address: str) -> None:

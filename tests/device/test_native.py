@@ -265,8 +265,9 @@ async def test_device_port_and_gid(address: str, is_siw: bool) -> None:
         assert port.state.name == "ACTIVE"
         with pytest.raises(OSError, match="ibv_query_port"):
             context.query_port(9)
-        # The library of this test system is older than the call.
-        with pytest.raises(aiordma.NotSupportedError, match="rdma-core 62"):
+        # The library is older than the call, or the driver does not tell.
+        remedy = "ibv_query_port_speed: .*`active_speed` of `query_port`"
+        with pytest.raises(aiordma.NotSupportedError, match=remedy):
             context.query_port_speed(1)
         if not is_siw:
             gids = [str(entry) for entry in context.gid_table()]

@@ -405,6 +405,7 @@ async def test_tls_is_started_on_both_ways(switched: Switched, address: str) -> 
             assert transport is not None
             transport.write(b"secret")
             transport.close()
+            await writer.wait_closed()  # its own transport ends with the one of TLS
 
         async with await asyncio.start_server(serve, host, 0) as server:
             port = server.sockets[0].getsockname()[1]

@@ -48,6 +48,8 @@ def test_the_speed_of_a_port() -> None:
     with pytest.raises(OSError, match=SPEED) as caught:
         context.query_port_speed(2)
     assert caught.value.errno == errno.EINVAL
+    with pytest.raises(NotSupportedError, match="`active_speed` of `query_port`"):
+        context.query_port_speed(3)
     for port in (-1, 1 << 32):
         with pytest.raises(ValueError, match="port"):
             context.query_port_speed(port)
