@@ -3,9 +3,9 @@
 #
 # Expected: a call that waits for an event lets the other threads run, as os.read, select and every
 #     socket do: so a thread for completions beside the program is the way without an event loop.
-# Happens:  CompChannel.get_cq_event calls ibv_get_cq_event with the interpreter lock held.  The whole
-#     program stands still until the adapter has an event, timers and signal handlers of Python
-#     included.
+# Happens:  CompChannel.get_cq_event calls ibv_get_cq_event with the interpreter lock held.  Until
+#     the adapter has an event nothing else of Python runs, timers and signal handlers included.  A
+#     signal's default action still ends the process.
 # Versions: python3-pyverbs 44.0.
 # Whom:     programs that put pyverbs into a thread (asyncio.to_thread, ThreadPoolExecutor): the loop
 #     stops, and with it what would have made the event.  Poll the queue instead, or wait in a
@@ -17,6 +17,7 @@ packages $GUEST python3-minimal python3-pyverbs=$RDMA
 guest 900 <<'END'
 cat >/tmp/waits.py <<'PYTHON'
 import os
+import signal
 import sys
 import threading
 import time
@@ -38,6 +39,7 @@ cq = CQ(context, 8, channel=channel)
 cq.req_notify()
 threading.Thread(target=tick, daemon=True).start()
 time.sleep(1)
+signal.alarm(300)  # ends the process, whichever thread has the lock
 print("waits", file=sys.stderr, flush=True)
 if sys.argv[1] == "get_cq_event":
     channel.get_cq_event(cq)  # nothing is posted: there is no event

@@ -125,10 +125,7 @@ static int operation_clear(PyObject *object)
     return base(object);
 }
 
-/*
- * The collector does not see the buffer of `view`: a memoryview that it finds gives up its bytes,
- * although they are exported (see message_object.c).
- */
+/* The collector does not see the buffer of `view`: see message_object.c. */
 static void operation_dealloc(PyObject *object)
 {
     PyObject_GC_UnTrack(object);

@@ -58,8 +58,8 @@ static void wait_polled(struct aio_cq *own)
  * retire(address): called before ibv_destroy_cq, in any thread. From now on the drain neither arms
  * nor polls the queue, and acknowledges each event at once.
  *
- * An event that is not acknowledged keeps ibv_destroy_cq from returning, but not from beginning:
- * the queue may be gone before it returns, as it is with software iWARP.
+ * Before it begins, and not when it returns: the queue is not to be touched while it runs, which
+ * may take until each event is acknowledged.
  */
 static PyObject *queue_retire(PyObject *object, PyObject *address)
 {

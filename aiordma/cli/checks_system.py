@@ -152,7 +152,7 @@ def fork_variables() -> Finding:
     return warn(
         f"{' and '.join(found)} set",
         "unset it: kernels since 5.12 need no help, and it takes the pages of registered buffers "
-        "away from forked children, so that multiprocessing crashes",
+        "away from forked children, as those of multiprocessing",
     )
 
 

@@ -29,8 +29,8 @@ class LineWriter:
     counted.  When the output takes lines again, a line behind those that waited says how many were
     lost.  An output that is closed, or broken, takes nothing any more.
 
-    Past the buffer of `stream`, which the interpreter flushes when it ends: it would end by a crash
-    while the thread is in there.
+    Past the buffer of `stream`, which is the interpreter's when it ends, and not to be used by a
+    daemon thread then.
 
     Args:
         stream: Where to; its descriptor is used from the first line on.  None, as `sys.stdout` is

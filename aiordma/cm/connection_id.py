@@ -780,9 +780,8 @@ class ConnectionId(Resource):
         """Report a message that came before ESTABLISHED (`rdma_notify(3)`).
 
         Without the report a lost confirmation would end the connection.  Mostly the confirmation is
-        about to come, and the report waits for it: if the report falls between the arrival of a
-        confirmation and its processing, and a disconnection follows, the kernel goes on repeating
-        its answer, and destroying the id takes 66 seconds.
+        about to come, and the report waits for it: after a report at the wrong moment destroying
+        the id takes 66 seconds.
         """
         if self.stage is Stage.ACCEPTED and self._confirming is None:
             confirm = functools.partial(_confirm, weakref.ref(self))

@@ -1,8 +1,7 @@
 """Job: a call that a thread makes, and its outcome.
 
-A Job is a small part of `concurrent.futures.Future`, which does not survive a lack of memory: if a
-call inside it finds no memory for its frame, the future keeps its lock for ever, or is never done.
-Each step of a Job that raises MemoryError can be repeated until it succeeds.
+A Job is a small part of `concurrent.futures.Future`, which a lack of memory may leave without a
+result.  Each step of a Job that raises MemoryError can be repeated until it succeeds.
 """
 
 from __future__ import annotations

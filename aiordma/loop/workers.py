@@ -45,8 +45,8 @@ _PAUSE_S = 0.01
 class _Started(threading.Event):
     """The event for which `Thread.start` waits, with a bound.
 
-    A thread that finds no memory for its first Python frame ends before it sets the event, and
-    `Thread.start` would block the event loop for ever.
+    The thread may end before it sets the event, where memory is short, and `Thread.start` itself
+    has no bound.
     """
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -85,8 +85,7 @@ class WorkerPool:
         self._unfinished = 0
         self._retrying: asyncio.AbstractEventLoop | None = None
         self._retries = 0
-        #: Locks that `drain` waits for.  No Condition: the call that ends its `with` may find no
-        #: memory; then the lock stays held, and the event loop waits for the lock for ever.
+        #: Locks that `drain` waits for.  No Condition, which a lack of memory may leave locked.
         self._draining: list[Any] = []
 
     def submit(self, function: Callable[[], T]) -> Job[T]:

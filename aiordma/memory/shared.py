@@ -101,7 +101,7 @@ class Memory(Uncopied):
       with a lease reaches all of the memory with the rights of that lease, until it ends.
     - Software iWARP has no windows: a peer that knows the key reaches all of the memory, with the
       rights `trusted`, until the memory is closed, by any connection to it.  The end of a lease
-      takes nothing from the peer.  A peer that may write there may also read.
+      takes nothing from the peer.  Count a peer that may write there as one that may read.
     - With any adapter, a peer that guesses keys reaches more memory of the connections, as far as
       their own peers may: buffers that they expose, large messages on their way to a peer, and
       copies of up to 256 KiB, which stay readable until the next message takes their buffer; on

@@ -384,9 +384,9 @@ class MemoryRegion(Resource):
 
     def _schedule(self) -> None:
         # A few pages are deregistered where they were registered, without a thread, unless the peer
-        # may write there: Soft-RoCE's deregistration waits for a WRITE that has begun, and the
-        # peer may take its time.  A protection domain that waits for its last region is destroyed
-        # in the thread, and so is that region: a wait for the region is a wait for both.
+        # may write there: then the deregistration may take long, as on Soft-RoCE.  A protection
+        # domain that waits for its last region is destroyed in the thread, and so is that region: a
+        # wait for the region is a wait for both.
         quick = self.length <= INLINE_BYTES and not int(self.access) & _REMOTE_WRITES
         if quick and not self.pd.closed:
             self._finish()

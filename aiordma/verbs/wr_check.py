@@ -79,8 +79,8 @@ class WRRules:
         where: Device and type, for texts.
         all_signaled: Every send makes a completion, whatever its flags.
         overtaking: A message may complete before a read that was posted before it, as on iWARP.
-        fussy: Software iWARP, which does not check lists of pieces, and does not stand all of
-            them; and a receive without a piece is refused there after the fact.
+        fussy: Software iWARP, which does not check lists of pieces; and a receive without a piece
+            is refused there after the fact.
         max_datagram: Bytes that a message of a UD queue pair may have: the port's MTU; 0 for
             other types.
         max_message: Bytes that any message may have.
@@ -281,8 +281,7 @@ class WRRules:
             msg = f"a datagram of {size} bytes is longer than the port's MTU of {self.max_datagram}"
             raise MessageTooLargeError(msg)
         if size > self.max_message:
-            # The software devices add up in 32 bits: they send 100 bytes of 4 GiB + 100, and
-            # report success.
+            # The software devices would report success for what they cannot send.
             msg = f"a message of {size} bytes: the port's max_msg_sz is {self.max_message}"
             raise MessageTooLargeError(msg)
         if request.send_flags & SendFlags.INLINE and size > self.limits.max_inline_data:

@@ -1,7 +1,7 @@
 """What a device tells of itself, and what its end does to those who use it.
 
-A port goes down here and comes up again, and nothing is sent in between: a message of the
-connection manager would break Soft-RoCE for good (tests/runner/test_device_removal.py).
+A port goes down here and comes up again, and nothing is sent in between; what fails while a card is
+down is in tests/runner/test_device_removal.py, where each test has a guest of its own.
 
 A kernel that takes a device away from its users says so through the device's descriptor.  Software
 devices are not taken away, so that here the descriptor is made to say it; everything else is real.

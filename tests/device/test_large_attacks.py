@@ -218,7 +218,7 @@ async def test_g01_nothing_hangs_behind_a_read_that_does(address: str, stuck: li
 
 
 async def test_g01_a_peer_that_serves_no_reads(address: str, *, is_siw: bool) -> None:
-    """It connects with responder_resources 0: a read would never begin, on Soft-RoCE."""
+    """It connects with responder_resources 0, and announces a message that is to be read."""
     config = ConnectionConfig(fetch_timeout_s=1)
     depths = ConnectionParameter.exact(
         responder_resources=0, initiator_depth=0, retry_count=6, rnr_retry_count=6

@@ -3,8 +3,7 @@
 The library of rdma-core 44 looks at the arguments of socket() alone: a program that asks for
 SOCK_CLOEXEC in the same call, as Python and Perl do, gets a TCP socket.  It does not know accept4()
 and epoll, and with select() it takes accepted connections for others: socat is a client here only.
-The library of 65 takes sockets with such flags, and knows both; but curl hangs in it before it
-connects.
+The library of 65 takes sockets with such flags, and knows both; but curl does not connect with it.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def test_siw(softroce: Runner) -> None:
 def test_a_process_for_which_the_host_had_no_memory(
     softroce: Runner, verbose: tuple[str, ...], status: int
 ) -> None:
-    """The words are those of the kernel; the real fault takes 65,530 pages that lie apart."""
+    """The words are those of the kernel; here nothing is short of memory."""
     words = "UML ran out of memory on the host side! This can happen due to a memory limitation"
     script = f"echo '<3>{words}' > /dev/kmsg; exit {status}"
     done = softroce(*UML, *verbose, "--", "sh", "-c", script)

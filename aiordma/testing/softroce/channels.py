@@ -16,7 +16,7 @@ from .terminal import Escape
 _CHUNK = select.PIPE_BUF
 
 #: Bytes to a device that the guest has not read. The device is a terminal, which throttles its
-#: source when 3,968 bytes wait; User-Mode Linux forgets to listen to the source again afterwards.
+#: source when too many wait; with so few it never does.
 _AHEAD = 3072
 
 

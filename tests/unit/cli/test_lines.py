@@ -75,7 +75,7 @@ def test_no_output_is_no_error() -> None:
 
 
 def test_a_process_ends_while_its_output_is_not_read() -> None:
-    """Nor does it crash, as it would with the thread in the buffer of its stdout."""
+    """In good order: the thread is not in the buffer of its stdout then."""
     program = (
         "import sys\n"
         "from aiordma.cli.lines import LineWriter\n"

@@ -64,7 +64,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
 
 @pytest.mark.parametrize("what", ["never", "late", "closed", "collected", "already"])
 def test_a02_a_confirmation_is_waited_for(run: Run, library: Library, what: str) -> None:
-    """Told too early, the kernel may repeat its answer for 66 seconds, and the id stays."""
+    """Where the kernel is told too early, the id may stay for 66 seconds."""
 
     async def main() -> None:
         cm_id = Id()
