@@ -624,8 +624,12 @@ class Connection(Uncopied):
             access: Rights of this side; `expose` gives rights to the peer.
 
         Returns:
-            The region.  It may be closed any time, and is closed with the connection.  On iWARP the
-            peer learns its key with the first read into it, and can write there until then.
+            The region, for `async with`, or for `close()`, at any time; it is closed with the
+            connection.  A region that is forgotten before is a ResourceWarning, and is closed: its
+            memory is free when the last transfer has ended.  If `access` has a remote right, the
+            peer may have its key, so that it lasts until it is closed, forgotten or not.  On iWARP
+            the peer learns the key with the first read into the region, and can write there until
+            it is closed.
 
         Raises:
             DeviceMemoryError: The adapter's driver, or that of the GPU, knows no dmabufs.

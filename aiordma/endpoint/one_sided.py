@@ -5,7 +5,6 @@ Theory of operation
     refused here, before it is posted, by an exception.
 
     The adapter needs registered memory on this side.  Memory that the program has registered
-    The adapter needs registered memory on this side.  Memory that the program has registered
     (`register`) is used as it is.  Of other memory up to 64 KiB are copied through memory that is
     registered already, because a copy is cheaper than a registration; more is registered for the
     operation, or copied in parts where the kernel does not pin it, as some mappings of files.
@@ -94,6 +93,7 @@ __all__ = ["OneSided", "Operations"]
 _COPY = 64 * 1024
 _GROUP = 4  # requests of a transfer that are posted at a time
 _LOCAL_WRITE = int(Access.LOCAL_WRITE)  # a number: `&` of flags is slow
+_REMOTE = int(Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC)
 _LINGER_S = 0.5
 _FLUSHED = int(WCStatus.WR_FLUSH_ERR)
 _NAMES = {Opcode.ATOMIC_FETCH_AND_ADD: "fetch_add", Opcode.ATOMIC_CMP_AND_SWP: "compare_swap"}
@@ -384,11 +384,11 @@ class OneSided:
 
     Attributes:
         operations: The requests.
-        memory: The memory that the connection closes at its end: regions of the program, and
-            regions and lent parts of leases.
+        memory: What the peer may have a name of until the connection's end, which closes it: the
+            memory of leases, and regions of the program with remote rights.
     """
 
-    __slots__ = ("_cache", "_link", "_outcome", "_raw", "memory", "operations")
+    __slots__ = ("_cache", "_link", "_local_regions", "_outcome", "_raw", "memory", "operations")
 
     def __init__(self, link: Link, config: ConnectionConfig, outcome: Outcome) -> None:
         self._link = link
@@ -396,6 +396,8 @@ class OneSided:
         self._outcome = outcome
         self._raw = config.raw
         self.memory: set[MemoryRegion | LentPart] = set()
+        # Without a use for anyone once the program has dropped them, so weak.
+        self._local_regions: weakref.WeakSet[MemoryRegion] = weakref.WeakSet()
         link.at_close(self._close_memory)
         self._cache: RegistrationCache | None = None
         if config.registration_cache_size:
@@ -499,6 +501,7 @@ class OneSided:
             buf = buffer_of("memory to register", buf)
             check_memory(buf, access)
         self._outcome.require_open()
+        named = bool(int(access) & _REMOTE)
         if access & Access.LOCAL_WRITE:
             access |= self._landing()
         with self._outcome.explaining():
@@ -509,8 +512,11 @@ class OneSided:
                 region = await call_blocking(
                     lambda: register_device_memory(pd, device, access), undo=MemoryRegion.close
                 )
-        self.memory.difference_update([known for known in self.memory if known.closed])
-        self.memory.add(region)
+        if named:
+            self.memory.difference_update([known for known in self.memory if known.closed])
+            self.memory.add(region)
+        else:
+            self._local_regions.add(region)
         return region
 
     def require_shared(self, part: SGE, rights: Access | None = None) -> Memory:
@@ -589,10 +595,11 @@ class OneSided:
         return view, functools.partial(self.lend, part, Access.REMOTE_READ, message=True)
 
     def _close_memory(self) -> None:
-        for region in self.memory:
+        memory = {*self.memory, *self._local_regions}
+        for region in memory:
             region.close()
         if not self._link.own_pd:  # the domain, for which a connection waits, has no other memory
-            self._link.wait_for(self.memory)
+            self._link.wait_for(memory)
         self.memory.clear()
 
     def _local(self, buffer: Any, *, writable: bool) -> memoryview | SGE:
