@@ -203,8 +203,8 @@ class Connection(Uncopied):
 
         Returns when the bytes of `buf` may be changed again: a message up to
         `config.eager_size` is copied, and one up to `config.rendezvous_threshold`, if a landing or
-        slots for all of it are free; the peer has then read another message.  `flush()` waits until
-        all messages have reached the peer's adapter.
+        slots for all of it are free; any other message has been read by the peer by then.
+        `flush()` waits until all messages have reached the peer's adapter.
 
         A send waits while the peer has `config.recv_depth` messages, or
         `config.receive_buffer_size` bytes of large ones, that its program has not received.  Two
@@ -375,9 +375,9 @@ class Connection(Uncopied):
         Args:
             buf: Any contiguous object with the buffer protocol; may be empty.  It is not to be
                 changed before the answer is here.
-            timeout: Seconds for all of it; the peer's `Request.remaining` shows them.  0 or less
-                is a deadline that has passed: nothing is sent.  None for no limit; by default
-                `config.request_timeout_s`.
+            timeout: Seconds for all of it; the peer's `Request.remaining` shows them.  Zero or
+                less means that the deadline has already passed: nothing is sent.  None for
+                no limit; by default `config.request_timeout_s`.
             into: Memory for the answer: a writable buffer, as of `recv_into`, which stays exported
                 until the call ends.  None: the answer is a message.
 
@@ -438,7 +438,7 @@ class Connection(Uncopied):
                 these are refused.
 
         Raises:
-            TypeError, ValueError: A limit is of no use.
+            TypeError, ValueError: A limit is invalid.
             NotSupportedError: The connection is raw.
             RuntimeError: A task waits in `recv()`; or not in the connection's event loop.
             ResourceClosedError, ConnectionLostError: The connection is over.
