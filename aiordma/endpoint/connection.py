@@ -71,6 +71,7 @@ from aiordma.errors import (
     ResourceClosedError,
     cm_error,
     os_error,
+    read_incomplete_error,
 )
 from aiordma.link import tally
 from aiordma.link.adapter_side import reason_of
@@ -487,17 +488,20 @@ class Connection(Uncopied):
         Args:
             remote: The memory, as the peer named it.
             into: A writable buffer, filled completely; or a region, or an `SGE`, of memory that
-                was registered with `register`, into which the adapter then writes directly.
+                was registered with `register`, into which the adapter then writes directly.  On a
+                software adapter its last 8 bytes are random until the data arrive.
             offset: First byte to read, from the start of `remote`.
 
         Returns:
-            Bytes read.  They are not checked as large messages are; over a wire that reorders,
-            Soft-RoCE may return before the last of them are there (docs/surprises.md).
+            Bytes read.
 
         Raises:
             ValueError: Not inside `remote`.
             PermissionError: `remote` is not for reading.
             BufferError: `into` is read-only.
+            ReadIncompleteError: The adapter has completed the read before its last bytes were
+                there, as Soft-RoCE may where packets are lost or come late.  The connection breaks
+                soon after: read again over another connection.
             RemoteAccessError: The peer's adapter refused: the lease has ended, or the key is wrong.
                 This ends the connection.
             ConnectionLostError, ResourceClosedError: The connection was over before; or software
@@ -512,9 +516,12 @@ class Connection(Uncopied):
             self._check_loop()
             return await self._one_sided.transfer(Opcode.RDMA_READ, remote, into, offset)
         try:
-            return await operation
+            size = await operation
         except FlushedError as exc:
             raise self._one_sided.operations.lost() from exc
+        if not size:
+            raise read_incomplete_error()
+        return size
 
     async def write(
         self,

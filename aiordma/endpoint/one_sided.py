@@ -13,9 +13,8 @@ Theory of operation
     operation before; of the others as many at a time have their memory registered as there are
     operations.  So calls that wait hold nothing, however many there are.
 
-    A completion of an atomic does not prove that its result is there: Soft-RoCE takes the answer to
-    a repeated message for that of the atomic behind it (docs/surprises.md).  So the 8 bytes have
-    random contents before the post, and a result that equals them is an error.
+    A completion of a READ or an atomic does not prove that all of its data are there: C looks
+    (`_core/operation.c`), and an operation without them ends with 0 bytes.
 
     C checks and posts the frequent cases in one request before Python is asked: registered memory,
     and buffers that are copied, once they have a buffer of the pool to go through
@@ -50,7 +49,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import os
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -68,6 +66,7 @@ from aiordma.errors import (
     NotSupportedError,
     ResourceClosedError,
     completion_error,
+    read_incomplete_error,
     result_lost_error,
 )
 from aiordma.loop.credits import Credits
@@ -478,12 +477,9 @@ class OneSided:
             text = f"{context.name} has no atomic operations"
             raise NotSupportedError(errno.EOPNOTSUPP, text)
         self._require_reads(opcode)
-        before = os.urandom(8)
-        result = bytearray(before)
+        result = bytearray(8)
         with self._outcome.explaining():
             await self._copied(opcode, memoryview(result), where, remote.rkey, compare_add, swap)
-        if result == before:
-            raise result_lost_error(_NAMES[opcode])
         return int.from_bytes(result, "little")
 
     def _require_reads(self, opcode: Opcode) -> None:
@@ -676,7 +672,7 @@ class OneSided:
         number = await operations.number()
         operation = operations.post_copied(number, kind, local, where, rkey, compare_add, swap)
         if operation is not None:
-            await self._ended(operation)
+            self._require_all(opcode, await self._ended(operation))
             return
         pool = self._link.buffers.pool
         try:
@@ -690,7 +686,7 @@ class OneSided:
             operation = operations.post(
                 number, kind, region, region.addr, size, where, rkey, compare_add, swap
             )
-            await self._ended(operation)
+            self._require_all(opcode, await self._ended(operation))
             if opcode == Opcode.RDMA_READ or opcode in ATOMICS:
                 local[:] = region.view[:size]
         except BaseException:
@@ -714,7 +710,7 @@ class OneSided:
     ) -> None:
         """Post the requests of a transfer, and wait for all; the last has the immediate."""
         under_way: deque[Operation] = deque()
-        operations, done = self.operations, 0
+        operations, done, came = self.operations, 0, 0
         while True:
             part = min(LARGEST_REQUEST, size - done)
             last = done + part == size
@@ -722,7 +718,7 @@ class OneSided:
             addr = region.addr + start + done
             if part or imm is not None:
                 if len(under_way) == _GROUP:
-                    await self._ended(under_way.popleft())
+                    came += await self._ended(under_way.popleft())
                 number = await operations.number()
                 under_way.append(
                     operations.post(
@@ -733,10 +729,20 @@ class OneSided:
             if last:
                 break
         for operation in under_way:
-            await self._ended(operation)
+            came += await self._ended(operation)
+        self._require_all(opcode, came == size)  # not before all have ended: they use the memory
 
-    async def _ended(self, operation: Operation) -> None:
+    @staticmethod
+    def _require_all(opcode: Opcode, complete: object) -> None:
+        """Raise if the adapter has completed a READ or an atomic without all of its data."""
+        if not complete and opcode == Opcode.RDMA_READ:
+            raise read_incomplete_error()
+        if not complete and opcode in ATOMICS:
+            raise result_lost_error(_NAMES[opcode])
+
+    async def _ended(self, operation: Operation) -> int:
+        """Wait for an operation; the bytes that it has moved."""
         try:
-            await operation
+            return await operation
         except FlushedError as exc:
             raise self.operations.lost() from exc
