@@ -122,8 +122,8 @@ def check_seconds(name: str, value: Any, *, zero: bool = False, none: bool = Tru
 def seconds_left(name: str, value: Any) -> float:
     """The seconds of a wait's limit, 0 for a negative number.
 
-    A limit may be the rest of a deadline.  A deadline that has passed is no mistake in the call:
-    the wait ends by its TimeoutError at once, as in asyncio.
+    A limit may be what is left until a deadline.  As in asyncio, it is no mistake to call after
+    the deadline: the wait then ends with its TimeoutError at once.
 
     Raises:
         TypeError: It is no number.

@@ -98,6 +98,8 @@ CLASS_HINTS = {
     "NotSupportedError": "`aiordma devices` and Context.query_device() tell what a device can do",
     "AtomicResultLostError": "the network loses or reorders packets, and the adapter is Soft-RoCE: "
     "read the integer before you decide (`docs/memory.md`)",
+    "ReadIncompleteError": "the network loses or reorders packets, and the adapter is Soft-RoCE: "
+    "the connection will break; connect again, and read again (`docs/surprises.md`)",
     "MessageDamagedError": "does the network reorder packets (`docs/surprises.md`), or does the "
     "sender's program change the buffer of a message before `send()` has returned?",
     "MessageTooLargeError": "send it in pieces, or have the receiving side raise max_message_size "

@@ -71,6 +71,7 @@ __all__ = [
     "RdmaOSError",
     "RdmaPermissionError",
     "RdmaTimeoutError",
+    "ReadIncompleteError",
     "ReceiverNotReadyError",
     "RemoteAccessError",
     "RemoteInvalidRequestError",
@@ -90,6 +91,7 @@ __all__ = [
     "os_error",
     "errno_error",
     "queue_error",
+    "read_incomplete_error",
     "result_lost_error",
     "prefix_subject",
     "prefix_address",
@@ -195,6 +197,15 @@ class AtomicResultLostError(RdmaOSError):
     """
 
     index: int | None = None
+
+
+class ReadIncompleteError(RdmaOSError):
+    """The adapter completed a READ before its last bytes had arrived (errno EBADMSG).
+
+    What is in the local memory is not the peer's data, at least at the end.  Soft-RoCE does this
+    on a network that loses or reorders packets, and then gets no answer any more: the connection
+    breaks soon, and the read has to be done again over another connection.
+    """
 
 
 class MessageTooLargeError(RdmaError, ValueError):
@@ -573,6 +584,12 @@ def result_lost_error(operation: str, index: int | None = None) -> AtomicResultL
     error = AtomicResultLostError(errno.EBADMSG, text)
     error.index = index
     return error
+
+
+def read_incomplete_error() -> ReadIncompleteError:
+    """Build the exception for a READ whose last bytes are those from before its post."""
+    text = "the read completed before its last bytes had arrived"
+    return ReadIncompleteError(errno.EBADMSG, text)
 
 
 def lost_error(cause: BaseException) -> ConnectionLostError:

@@ -447,14 +447,20 @@ class MessageState:
 class Registration:
     """Registered memory, and how many operations use it."""
 
-    def __new__(cls, addr: int, length: int, lkey: int, access: int, pd: object) -> Self: ...
+    def __new__(
+        cls, addr: int, length: int, lkey: int, access: int, pd: object, memory: int = 0
+    ) -> Self:
+        """`memory`: the processor's address of the bytes, if what lands there is looked at."""
     uses: Final[int]
     def shut(self) -> bool: ...
     def leave(self) -> bool: ...
 
 @final
 class Operation(Wakeup):
-    """A READ, WRITE or atomic under way; awaited by one task, it ends with the bytes."""
+    """A READ, WRITE or atomic under way; awaited by one task, it ends with the bytes.
+
+    0 bytes: a READ or atomic that the adapter has completed without all of its data.
+    """
 
     def __await__(self) -> Generator[Wakeup, None, int]: ...  # type: ignore[override]
     opcode: Final[int]

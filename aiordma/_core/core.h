@@ -73,6 +73,7 @@ typedef struct {
     PyObject_HEAD
     uint64_t addr;
     uint64_t length;
+    char *memory; /* the bytes, if what lands there is looked at; or NULL */
     uint32_t lkey;
     uint32_t access;
     uint32_t uses;
@@ -86,8 +87,10 @@ typedef struct {
     PyObject *region;           /* the local memory; NULL once it has ended */
     Registration *registration; /* of it, used until then */
     Py_buffer view;             /* of a READ or atomic that is copied: where to */
-    char *place;                /* in `bounce`; NULL: the bytes are not copied */
-    uint32_t position;          /* of it, as `bounce_head` counts */
+    char *tail;                 /* the last bytes of what lands, which had `mark`; or NULL */
+    uint64_t mark;
+    char *place;       /* in `bounce`; NULL: the bytes are not copied */
+    uint32_t position; /* of it, as `bounce_head` counts */
     uint32_t length;
     unsigned char opcode;
 } Operation;

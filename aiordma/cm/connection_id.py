@@ -572,7 +572,7 @@ class ConnectionId(Resource):
         event is ESTABLISHED.  Such a queue pair is not moved when the connection ends.
 
         Args:
-            param: Depths and retries; of no use for datagrams.
+            param: Depths and retries; they mean nothing for datagrams.
             private_data: At most 56 bytes on InfiniBand and RoCE, 180 for datagrams; 255 on
                 iWARP, of which peers on software iWARP take 251.
             timeout: Seconds; the kernel's own limit is about 98.
@@ -655,7 +655,7 @@ class ConnectionId(Resource):
         nothing: the event is made here then, and the id can be closed.
 
         Args:
-            param: Depths and retries; of no use for datagrams.
+            param: Depths and retries; they mean nothing for datagrams.
             private_data: At most 196 bytes on InfiniBand and RoCE, 136 for datagrams; on iWARP as
                 in `connect`.
             timeout: Seconds to wait for the confirmation.

@@ -7,9 +7,9 @@ Theory of operation
     dispatched before the next is taken: a handler may close the id that the next event names.
 
     An event that answers a pending awaitable of its id completes it.  All other events are kept in
-    one line for `get_event` and iterators, which take from it by turns: each event is read
-    once.  While an iterator is open or a `get_event` waits, answers are in the line as well.  A
-    program may leave an iterator and read on with the next: unread events stay.
+    one line for `get_event` and iterators, which take turns: each event is read once.  While an
+    iterator is open or a `get_event` waits, answers are in the line as well.  A program may leave
+    an iterator and read on with the next: unread events stay.
 
     The channel never stops to take events from the kernel, or steps would wait for ever in a
     program that awaits steps and reads nothing.  So the line is bounded: the events of an id that

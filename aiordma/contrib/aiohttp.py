@@ -35,7 +35,7 @@ class RdmaConnector(aiohttp.TCPConnector):
     Args:
         config: Settings of the connections.
         kwargs: As for `aiohttp.TCPConnector`: names are resolved, cached and limited as by it, and
-            TLS is checked as by it.  Settings of sockets are of no use.
+            TLS is checked as by it.  Settings of sockets have no effect.
 
     For `aiohttp.ClientSession(connector=...)`, which closes it.
     """

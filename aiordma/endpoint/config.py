@@ -137,7 +137,7 @@ class ConnectionConfig:
         keepalive_s: Seconds of silence after which the peer is asked for a sign of life.  The
             accepting side waits twice as long if `idle_timeout_s` leaves time for it, because the
             question of the connecting side is a sign of life, too.  Connections to the same event
-            loop are asked by turns, one for all, if `idle_timeout_s` is at least three times as
+            loop are asked in turn, one for all, if `idle_timeout_s` is at least three times as
             long (docs/adr/keepalive-groups.md).
         idle_timeout_s: Seconds of silence after which the connection is given up; also the
             bound for a peer whose program has stopped.  Up to twice `keepalive_s` may have passed
@@ -404,7 +404,7 @@ class Plan:
 
     @property
     def window(self) -> int:
-        """Data messages that the peer may send at first; of no use for raw connections."""
+        """Data messages that the peer may send at first; meaningless for raw connections."""
         return self.places[0][1] - CONTROL_SLOTS - self.answers
 
     def state(self, *, grows: bool) -> dict[str, int | bool]:

@@ -127,8 +127,8 @@ def connect(
 ) -> Opening[Connection]:
     """Connect to a listener; the result is awaited, or used with `async with`.
 
-    A name with several addresses is tried as RFC 8305 says: IPv6 and IPv4 by turns, each with a
-    head start before the next.
+    A name with several addresses is tried as RFC 8305 says: IPv6 and IPv4 alternate, and each
+    address has a head start before the next.
 
     Args:
         host: Name or address of the peer, IPv4 or IPv6 (link-local with its interface, as in
@@ -143,11 +143,11 @@ def connect(
             it; None to try one after the other.
         timeout: Seconds for all of it, by the clock; None for no limit of its own.  By default
             `config.connect_timeout_s`, in which no time counts that the connect waits for its turn,
-            as many connects of a loop to one address do, or that the loop is late.  0 or less is a
-            deadline that has passed.
+            as many connects of a loop to one address do, or that the loop is late.  Zero or less
+            means that the deadline has already passed.
 
     Raises:
-        TypeError, ValueError: An argument is of no use, at the call.
+        TypeError, ValueError: An argument is invalid; raised by the call, before it is awaited.
         ResourceClosedError, RuntimeError: The memory is closed, or not open, at the call; or it
             belongs to another event loop.
         LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or not on the way

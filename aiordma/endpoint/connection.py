@@ -71,6 +71,7 @@ from aiordma.errors import (
     ResourceClosedError,
     cm_error,
     os_error,
+    read_incomplete_error,
 )
 from aiordma.link import tally
 from aiordma.link.adapter_side import reason_of
@@ -203,8 +204,8 @@ class Connection(Uncopied):
 
         Returns when the bytes of `buf` may be changed again: a message up to
         `config.eager_size` is copied, and one up to `config.rendezvous_threshold`, if a landing or
-        slots for all of it are free; the peer has then read another message.  `flush()` waits until
-        all messages have reached the peer's adapter.
+        slots for all of it are free; any other message has been read by the peer by then.
+        `flush()` waits until all messages have reached the peer's adapter.
 
         A send waits while the peer has `config.recv_depth` messages, or
         `config.receive_buffer_size` bytes of large ones, that its program has not received.  Two
@@ -375,9 +376,9 @@ class Connection(Uncopied):
         Args:
             buf: Any contiguous object with the buffer protocol; may be empty.  It is not to be
                 changed before the answer is here.
-            timeout: Seconds for all of it; the peer's `Request.remaining` shows them.  0 or less
-                is a deadline that has passed: nothing is sent.  None for no limit; by default
-                `config.request_timeout_s`.
+            timeout: Seconds for all of it; the peer's `Request.remaining` shows them.  Zero or
+                less means that the deadline has already passed: nothing is sent.  None for
+                no limit; by default `config.request_timeout_s`.
             into: Memory for the answer: a writable buffer, as of `recv_into`, which stays exported
                 until the call ends.  None: the answer is a message.
 
@@ -438,7 +439,7 @@ class Connection(Uncopied):
                 these are refused.
 
         Raises:
-            TypeError, ValueError: A limit is of no use.
+            TypeError, ValueError: A limit is invalid.
             NotSupportedError: The connection is raw.
             RuntimeError: A task waits in `recv()`; or not in the connection's event loop.
             ResourceClosedError, ConnectionLostError: The connection is over.
@@ -487,17 +488,20 @@ class Connection(Uncopied):
         Args:
             remote: The memory, as the peer named it.
             into: A writable buffer, filled completely; or a region, or an `SGE`, of memory that
-                was registered with `register`, into which the adapter then writes directly.
+                was registered with `register`, into which the adapter then writes directly.  On a
+                software adapter its last 8 bytes are random until the data arrive.
             offset: First byte to read, from the start of `remote`.
 
         Returns:
-            Bytes read.  They are not checked as large messages are; over a wire that reorders,
-            Soft-RoCE may return before the last of them are there (docs/surprises.md).
+            Bytes read.
 
         Raises:
             ValueError: Not inside `remote`.
             PermissionError: `remote` is not for reading.
             BufferError: `into` is read-only.
+            ReadIncompleteError: The adapter has completed the read before its last bytes were
+                there, as Soft-RoCE may where packets are lost or come late.  The connection breaks
+                soon after: read again over another connection.
             RemoteAccessError: The peer's adapter refused: the lease has ended, or the key is wrong.
                 This ends the connection.
             ConnectionLostError, ResourceClosedError: The connection was over before; or software
@@ -512,9 +516,12 @@ class Connection(Uncopied):
             self._check_loop()
             return await self._one_sided.transfer(Opcode.RDMA_READ, remote, into, offset)
         try:
-            return await operation
+            size = await operation
         except FlushedError as exc:
             raise self._one_sided.operations.lost() from exc
+        if not size:
+            raise read_incomplete_error()
+        return size
 
     async def write(
         self,
@@ -624,8 +631,12 @@ class Connection(Uncopied):
             access: Rights of this side; `expose` gives rights to the peer.
 
         Returns:
-            The region.  It may be closed any time, and is closed with the connection.  On iWARP the
-            peer learns its key with the first read into it, and can write there until then.
+            The region, for `async with`, or for `close()`, at any time; it is closed with the
+            connection.  A region that is forgotten before is a ResourceWarning, and is closed: its
+            memory is free when the last transfer has ended.  If `access` has a remote right, the
+            peer may have its key, so that it lasts until it is closed, forgotten or not.  On iWARP
+            the peer learns the key with the first read into the region, and can write there until
+            it is closed.
 
         Raises:
             DeviceMemoryError: The adapter's driver, or that of the GPU, knows no dmabufs.

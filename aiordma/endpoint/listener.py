@@ -86,7 +86,7 @@ def listen(
         limits: Limits of the connections and memory that clients may hold; see docs/limits.md.
 
     Raises:
-        TypeError, ValueError: An argument is of no use, at the call.
+        TypeError, ValueError: An argument is invalid; raised by the call, before it is awaited.
         LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or no RDMA device has
             the address; seldom has a device an address of loopback ("localhost").
         HostNotFoundError: The name does not resolve.
@@ -119,7 +119,7 @@ def opener(
     A coroutine of it that was made and not awaited would warn beside that of the caller.
 
     Raises:
-        TypeError, ValueError: An argument is of no use.
+        TypeError, ValueError: An argument is invalid.
     """
     check_kind("host", host, str)
     check_port(port)

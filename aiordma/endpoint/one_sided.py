@@ -5,7 +5,6 @@ Theory of operation
     refused here, before it is posted, by an exception.
 
     The adapter needs registered memory on this side.  Memory that the program has registered
-    The adapter needs registered memory on this side.  Memory that the program has registered
     (`register`) is used as it is.  Of other memory up to 64 KiB are copied through memory that is
     registered already, because a copy is cheaper than a registration; more is registered for the
     operation, or copied in parts where the kernel does not pin it, as some mappings of files.
@@ -14,9 +13,8 @@ Theory of operation
     operation before; of the others as many at a time have their memory registered as there are
     operations.  So calls that wait hold nothing, however many there are.
 
-    A completion of an atomic does not prove that its result is there: Soft-RoCE takes the answer to
-    a repeated message for that of the atomic behind it (docs/surprises.md).  So the 8 bytes have
-    random contents before the post, and a result that equals them is an error.
+    A completion of a READ or an atomic does not prove that all of its data are there: C looks
+    (`_core/operation.c`), and an operation without them ends with 0 bytes.
 
     C checks and posts the frequent cases in one request before Python is asked: registered memory,
     and buffers that are copied, once they have a buffer of the pool to go through
@@ -51,7 +49,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import os
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -69,6 +66,7 @@ from aiordma.errors import (
     NotSupportedError,
     ResourceClosedError,
     completion_error,
+    read_incomplete_error,
     result_lost_error,
 )
 from aiordma.loop.credits import Credits
@@ -94,6 +92,7 @@ __all__ = ["OneSided", "Operations"]
 _COPY = 64 * 1024
 _GROUP = 4  # requests of a transfer that are posted at a time
 _LOCAL_WRITE = int(Access.LOCAL_WRITE)  # a number: `&` of flags is slow
+_REMOTE = int(Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC)
 _LINGER_S = 0.5
 _FLUSHED = int(WCStatus.WR_FLUSH_ERR)
 _NAMES = {Opcode.ATOMIC_FETCH_AND_ADD: "fetch_add", Opcode.ATOMIC_CMP_AND_SWP: "compare_swap"}
@@ -384,11 +383,11 @@ class OneSided:
 
     Attributes:
         operations: The requests.
-        memory: The memory that the connection closes at its end: regions of the program, and
-            regions and lent parts of leases.
+        memory: What the peer may have a name of until the connection's end, which closes it: the
+            memory of leases, and regions of the program with remote rights.
     """
 
-    __slots__ = ("_cache", "_link", "_outcome", "_raw", "memory", "operations")
+    __slots__ = ("_cache", "_link", "_local_regions", "_outcome", "_raw", "memory", "operations")
 
     def __init__(self, link: Link, config: ConnectionConfig, outcome: Outcome) -> None:
         self._link = link
@@ -396,6 +395,8 @@ class OneSided:
         self._outcome = outcome
         self._raw = config.raw
         self.memory: set[MemoryRegion | LentPart] = set()
+        # Without a use for anyone once the program has dropped them, so weak.
+        self._local_regions: weakref.WeakSet[MemoryRegion] = weakref.WeakSet()
         link.at_close(self._close_memory)
         self._cache: RegistrationCache | None = None
         if config.registration_cache_size:
@@ -476,12 +477,9 @@ class OneSided:
             text = f"{context.name} has no atomic operations"
             raise NotSupportedError(errno.EOPNOTSUPP, text)
         self._require_reads(opcode)
-        before = os.urandom(8)
-        result = bytearray(before)
+        result = bytearray(8)
         with self._outcome.explaining():
             await self._copied(opcode, memoryview(result), where, remote.rkey, compare_add, swap)
-        if result == before:
-            raise result_lost_error(_NAMES[opcode])
         return int.from_bytes(result, "little")
 
     def _require_reads(self, opcode: Opcode) -> None:
@@ -499,6 +497,7 @@ class OneSided:
             buf = buffer_of("memory to register", buf)
             check_memory(buf, access)
         self._outcome.require_open()
+        named = bool(int(access) & _REMOTE)
         if access & Access.LOCAL_WRITE:
             access |= self._landing()
         with self._outcome.explaining():
@@ -509,8 +508,11 @@ class OneSided:
                 region = await call_blocking(
                     lambda: register_device_memory(pd, device, access), undo=MemoryRegion.close
                 )
-        self.memory.difference_update([known for known in self.memory if known.closed])
-        self.memory.add(region)
+        if named:
+            self.memory.difference_update([known for known in self.memory if known.closed])
+            self.memory.add(region)
+        else:
+            self._local_regions.add(region)
         return region
 
     def require_shared(self, part: SGE, rights: Access | None = None) -> Memory:
@@ -589,10 +591,11 @@ class OneSided:
         return view, functools.partial(self.lend, part, Access.REMOTE_READ, message=True)
 
     def _close_memory(self) -> None:
-        for region in self.memory:
+        memory = {*self.memory, *self._local_regions}
+        for region in memory:
             region.close()
         if not self._link.own_pd:  # the domain, for which a connection waits, has no other memory
-            self._link.wait_for(self.memory)
+            self._link.wait_for(memory)
         self.memory.clear()
 
     def _local(self, buffer: Any, *, writable: bool) -> memoryview | SGE:
@@ -669,7 +672,7 @@ class OneSided:
         number = await operations.number()
         operation = operations.post_copied(number, kind, local, where, rkey, compare_add, swap)
         if operation is not None:
-            await self._ended(operation)
+            self._require_all(opcode, await self._ended(operation))
             return
         pool = self._link.buffers.pool
         try:
@@ -683,7 +686,7 @@ class OneSided:
             operation = operations.post(
                 number, kind, region, region.addr, size, where, rkey, compare_add, swap
             )
-            await self._ended(operation)
+            self._require_all(opcode, await self._ended(operation))
             if opcode == Opcode.RDMA_READ or opcode in ATOMICS:
                 local[:] = region.view[:size]
         except BaseException:
@@ -707,7 +710,7 @@ class OneSided:
     ) -> None:
         """Post the requests of a transfer, and wait for all; the last has the immediate."""
         under_way: deque[Operation] = deque()
-        operations, done = self.operations, 0
+        operations, done, came = self.operations, 0, 0
         while True:
             part = min(LARGEST_REQUEST, size - done)
             last = done + part == size
@@ -715,7 +718,7 @@ class OneSided:
             addr = region.addr + start + done
             if part or imm is not None:
                 if len(under_way) == _GROUP:
-                    await self._ended(under_way.popleft())
+                    came += await self._ended(under_way.popleft())
                 number = await operations.number()
                 under_way.append(
                     operations.post(
@@ -726,10 +729,20 @@ class OneSided:
             if last:
                 break
         for operation in under_way:
-            await self._ended(operation)
+            came += await self._ended(operation)
+        self._require_all(opcode, came == size)  # not before all have ended: they use the memory
 
-    async def _ended(self, operation: Operation) -> None:
+    @staticmethod
+    def _require_all(opcode: Opcode, complete: object) -> None:
+        """Raise if the adapter has completed a READ or an atomic without all of its data."""
+        if not complete and opcode == Opcode.RDMA_READ:
+            raise read_incomplete_error()
+        if not complete and opcode in ATOMICS:
+            raise result_lost_error(_NAMES[opcode])
+
+    async def _ended(self, operation: Operation) -> int:
+        """Wait for an operation; the bytes that it has moved."""
         try:
-            await operation
+            return await operation
         except FlushedError as exc:
             raise self.operations.lost() from exc

@@ -4,7 +4,7 @@ Theory of operation
     A handshake costs memory before the client has proved anything.  So `Places` limits the number
     of handshakes, in total and for each source (`source_of`).  A request that finds no place waits
     in the line of its source, where it costs a connection id and nothing else.  A free place goes
-    to the sources by turns, so that a source with a long line holds up no other.
+    to the sources in turn, so that a source with a long line holds up no other.
 
     While requests wait, the oldest handshake is ended after `pressed_s`, of the source that has
     most of them: the client that is slow to act holds up the others.  The server's own work counts

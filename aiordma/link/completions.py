@@ -139,7 +139,8 @@ class Completions:
     def expect(self, *, answers: bool) -> None:
         """Note whether most requests are answered at once, and an answer makes the program post.
 
-        Then the queue is armed late; see `drain_once` in _core/drain.c.  Each of the two by turns.
+        Then the queue is armed late; see `drain_once` in _core/drain.c.  A caller alternates
+        between the two.
         """
         if self._quiet:
             expect(self.cq, 1 if answers else -1)

@@ -66,7 +66,7 @@ def _distance(error: OSError) -> int:
 
 
 def interleave(addresses: Sequence[Address]) -> list[Address]:
-    """Return the addresses with the families by turns; the order within a family is kept."""
+    """Return the addresses with alternating families; the order within a family is kept."""
     families: dict[bool, list[Address]] = {}
     for address in addresses:
         families.setdefault(":" in address[0], []).append(address)

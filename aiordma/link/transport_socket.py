@@ -205,7 +205,7 @@ class RdmaTransportSocket(Uncopied):
         """Not possible: `write_eof`, `close` and `abort` of the transport are.
 
         Args:
-            how: As `socket.SHUT_WR`; of no use.
+            how: As `socket.SHUT_WR`; ignored.
 
         Raises:
             OSError: EOPNOTSUPP, always.

@@ -487,7 +487,7 @@ class Pool(Uncopied):
         memory: Registered memory that the connections share, in one protection domain.
 
     Raises:
-        TypeError, ValueError: An argument is of no use.
+        TypeError, ValueError: An argument is invalid.
     """
 
     def __init__(
@@ -670,10 +670,10 @@ class Pool(Uncopied):
 
         Args:
             buf: As of `Connection.request`.
-            timeout: Seconds for all of it, the waits for connections included, 0 or less for a
-                deadline that has passed.  By default the pool's `timeout` for each wait for a
-                connection, and `ConnectionConfig.request_timeout_s` for the answer; None: the
-                former, and no limit for the answer.
+            timeout: Seconds for all of it, the waits for connections included; zero or less means
+                that the deadline has already passed.  By default the pool's `timeout` for each
+                wait for a connection, and `ConnectionConfig.request_timeout_s` for the answer;
+                None: the former, and no limit for the answer.
             idempotent: Whether the server may get the request twice.
             into: Memory for the answer, as of `Connection.request`.
 

@@ -74,7 +74,7 @@ def serve_requests(
         signals: As of `serve`.
 
     Raises:
-        TypeError, ValueError: An argument is of no use, at the call.
+        TypeError, ValueError: An argument is invalid; raised by the call, before it is awaited.
         Others: as `listen`.
 
     Cancellation: the server is closed.
@@ -114,7 +114,7 @@ async def handle_requests(
         limit_bytes: Likewise.
 
     Raises:
-        TypeError, ValueError: An argument is of no use.
+        TypeError, ValueError: An argument is invalid.
         ConnectionLostError: The connection broke.
         Others: as `Connection.requests`.
 

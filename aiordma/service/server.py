@@ -94,7 +94,7 @@ def serve(
             its address between the two.  In the main thread alone.
 
     Raises:
-        TypeError, ValueError: An argument is of no use, at the call.
+        TypeError, ValueError: An argument is invalid; raised by the call, before it is awaited.
         Others: as `listen`.
 
     Cancellation: the server is closed.

@@ -66,18 +66,18 @@ async def create_connection(
         ssl_shutdown_timeout: Seconds for the end of TLS, 30 by default.
         happy_eyeballs_delay: Seconds of head start for each of several addresses; None to try one
             after the other.
-        interleave: Of no use: families are tried by turns.
+        interleave: Ignored: the address families always alternate.
         config: Settings.
         timeout: Seconds until the connection is there, TLS aside, by the clock; None for no limit
             of its own.  By default `config.connect_timeout_s`, in which no time counts that it
             waits for its turn, as many connects of a loop to one address do, or the loop is late.
-            0 or less is a deadline that has passed.
+            Zero or less means that the deadline has already passed.
 
     Returns:
         (transport, protocol); the transport is an `RdmaTransport`, with TLS asyncio's own over one.
 
     Raises:
-        TypeError, ValueError: An argument is of no use.
+        TypeError, ValueError: An argument is invalid.
         LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or not on the way.
         HostNotFoundError: The name does not resolve.
         ConnectionRejectedError: No program listens there, or it speaks another protocol.  A server

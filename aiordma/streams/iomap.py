@@ -130,6 +130,8 @@ class StreamIomap(Uncopied):
     async def register(self, buffer: Any) -> MemoryRegion:
         """Register memory to write from; it lasts until it is closed, or the connection is.
 
+        A region that is forgotten before is a ResourceWarning, and is closed.
+
         Args:
             buffer: A writable buffer, or a number of bytes to be allocated.
 
@@ -142,10 +144,12 @@ class StreamIomap(Uncopied):
         check_memory(buffer, Access.LOCAL_WRITE)
         self._check_open()
         region = await MemoryRegion.register(self._port.pd, buffer)
-        if self._port.closed:
+        try:
+            self._check_open()
+        except ConnectionLostError:
             region.close()
-        self._check_open()
-        self._port.memory.mapped.append(region)
+            raise
+        self._port.memory.sources.add(region)
         return region
 
     async def write(self, source: MemoryRegion | SGE, offset: int) -> None:

@@ -527,7 +527,7 @@ async def create_server(
         limits: Limits of the connections and memory that clients may hold; see docs/limits.md.
 
     Raises:
-        TypeError, ValueError: An argument is of no use.
+        TypeError, ValueError: An argument is invalid.
         LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or no RDMA device has
             the address; seldom has a device an address of loopback ("localhost").
         HostNotFoundError: The name does not resolve.

@@ -10,6 +10,7 @@ Theory of operation
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 
 from aiordma._core import StreamState
@@ -43,12 +44,14 @@ class StreamMemory:
         grown: Larger rings.
         views: Of all rings and the table, for an object that has their addresses.
         words: Where words land, on iWARP.
-        mapped: Regions that the program has registered for mappings.
+        mapped: Regions of the program that the peer may write to.
+        sources: Regions of the program to write from; without a use once it has dropped them, so
+            weak.
     """
 
     __slots__ = (
         "_ask_at", "_pd", "_plan", "_release", "_share", "grown", "mapped", "own", "ring", "send",
-        "table", "views", "words",
+        "sources", "table", "views", "words",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +73,7 @@ class StreamMemory:
         self.send: memoryview[int] = own.view[: plan.sending]
         self.words: memoryview[int] = own.view[plan.words :]
         self.mapped: list[MemoryRegion] = []
+        self.sources: weakref.WeakSet[MemoryRegion] = weakref.WeakSet()
         self.grown: list[MemoryRegion] = []
         self.views: list[memoryview[int]] = [ring.view, table.view, own.view]
 
@@ -105,12 +109,12 @@ class StreamMemory:
 
     @property
     def regions(self) -> tuple[MemoryRegion, ...]:
-        """All memory that the queue pair may use."""
+        """All memory that the peer or the stream may use."""
         return (self.ring, self.table, self.own, *self.mapped, *self.grown)
 
     def close(self) -> None:
         """Deregister, once."""
-        for region in self.regions:
+        for region in (*self.regions, *self.sources):
             region.close()
         FIRST.count(-(self._plan.ring + self._plan.table + self._plan.own))
         if not self.grown:

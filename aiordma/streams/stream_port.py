@@ -317,4 +317,4 @@ class StreamPort(AdapterSide):
         self.memory.close()
         if self.memory.grown:
             self.when_gone(self.memory.leave)
-        return list(self.memory.regions)
+        return [*self.memory.regions, *self.memory.sources]

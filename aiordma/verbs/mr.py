@@ -183,7 +183,10 @@ class MemoryRegion(Resource):
                 self.pd, self.access = pd, access
                 self.addr, self.length = addr, length
                 self.lkey, self.rkey = int(handle.lkey), int(handle.rkey)
-                self._registration = Registration(addr, length, self.lkey, rights, pd)
+                # Where the adapter, a program of the kernel, may complete a READ too early.
+                seen = self._view is not None and pd.context.is_software
+                own = int(ffi.cast("uintptr_t", memory[0])) if seen else 0
+                self._registration = Registration(addr, length, self.lkey, rights, pd, own)
                 super().__init__(handle, (pd,))
             finally:
                 pd._let_go()

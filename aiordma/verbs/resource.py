@@ -350,7 +350,8 @@ class Resource(Uncopied, Owner):
         # Names are bound as defaults: at interpreter exit the module's own may be gone.
         if getattr(self, "_state", None) is not _open or self._borrowed or _finalizing():
             return
-        _warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=1)
+        text = f"unclosed {self!r}: use `async with`, or close()"
+        _warn(text, ResourceWarning, source=self, stacklevel=1)
         self.close()
 
     def __repr__(self) -> str:

@@ -21,7 +21,7 @@ from aiordma import Connection, RemoteRegion
 from tests.device.large_wire import FAULTS
 from tests.device.netem import faults, netem
 
-__all__ = ["Scene"]
+__all__ = ["Scene", "talk"]
 
 _LIMIT_S = 120.0  # of the guest, for one atomic
 _TASKS = 4
@@ -61,7 +61,7 @@ class Scene:
             async with server.expose(counters, atomic=True) as region:
                 faults(*fault.split())
                 talking = [
-                    asyncio.create_task(_talk(*ends))
+                    asyncio.create_task(talk(*ends))
                     for ends in ((client, server), (server, client))
                 ]
                 try:
@@ -99,7 +99,8 @@ class Scene:
             value = counters[place]
 
 
-async def _talk(sender: Connection, receiver: Connection) -> None:
+async def talk(sender: Connection, receiver: Connection) -> None:
+    """Messages of one way, one after the other, until the connection ends."""
     with contextlib.suppress(aiordma.RdmaError):
         while True:
             await sender.send(bytes(100))

@@ -224,6 +224,7 @@ async def test_a_lease_shows_its_memory_while_it_is_open(pair: Pair) -> None:
             _ = page[3]  # type: ignore[index]
         with pytest.raises(ValueError, match="step"):
             _ = page[::2]
+        page.close()
     assert lease.region is None
     with pytest.raises(ResourceClosedError, match="not open"):
         _ = lease.view

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import gc
 import hashlib
 import mmap
 import random
@@ -19,6 +20,7 @@ import aiordma
 from aiordma import RemoteRegion
 from aiordma.verbs import SGE, Access
 from tests.device.meeting import Pair, are_alive, paired
+from tests.device.oracle import exported, until
 from tests.inside.endpoint import link_of, registrations_of, state_of
 
 pytestmark = pytest.mark.device
@@ -254,6 +256,44 @@ async def test_a_region_is_read_into_and_written_as_it_is(pair: Pair) -> None:
     await are_alive(pair)
 
 
+@pytest.mark.parametrize("size", [4096, 2 << 20])
+async def test_a_forgotten_region_is_given_back(pair: Pair, size: int) -> None:
+    """With a warning, and not before a canceled read has ended, which goes on to write into it."""
+    client, _ = pair
+    theirs, mine = random.Random(size).randbytes(size), bytearray(size)
+    async with exposed(pair, theirs, read=True) as remote:
+
+        async def forget() -> None:
+            canceled = asyncio.create_task(client.read(remote, await client.register(mine)))
+            await asyncio.sleep(0)
+            canceled.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await canceled
+            del canceled
+            assert exported(mine)
+            await until(lambda: not exported(mine))
+
+        with pytest.warns(ResourceWarning, match="unclosed <MemoryRegion open .*async with"):
+            await forget()
+        assert mine[: 1 << 20] == theirs[: 1 << 20]  # a request, the only one of a canceled read
+    await are_alive(pair)
+
+
+async def test_a_forgotten_region_whose_key_the_peer_may_have_stays(pair: Pair) -> None:
+    """To close it would cost the peer its connection, in the middle of a transfer perhaps."""
+    client, server = pair
+    mine = bytearray(b"here")
+    async with server.expose(64, read=True):  # so that the queue pair allows reads
+        remote = RemoteRegion.of(await server.register(mine, Access.REMOTE_READ))
+        gc.collect()
+        assert exported(mine)
+        into = bytearray(4)
+        await client.read(remote, into)
+        assert into == b"here"
+    await server.close()
+    assert not exported(mine)
+
+
 async def test_a_write_with_an_immediate_arrives_as_an_empty_message(pair: Pair) -> None:
     client, server = pair
     theirs = bytearray(100_000)
@@ -305,9 +345,9 @@ async def test_what_is_wrong_is_refused_before_it_costs_the_connection(pair: Pai
             await client.read(remote, memoryview(bytearray(8))[::2])
         with pytest.raises(TypeError):
             await client.read(remote, cast("Any", 8))
-        foreign = await server.register(8)
-        with pytest.raises(ValueError, match="not registered with this connection"):
-            await client.read(remote, foreign)
+        async with await server.register(8) as foreign:
+            with pytest.raises(ValueError, match="not registered with this connection"):
+                await client.read(remote, foreign)
         closed = await client.register(8)
         closed.close()
         with pytest.raises(aiordma.ResourceClosedError):
@@ -456,8 +496,9 @@ async def test_a_task_that_reads_on_and_on_holds_up_nobody(pair: Pair, address: 
     async with (
         paired(address) as (talker, other),
         exposed(pair, 64, read=True) as remote,
+        await reader.register(64) as region,
     ):
-        piece = SGE(await reader.register(64))
+        piece = SGE(region)
         talked = asyncio.Event()
         reads = 0
 

@@ -10,7 +10,7 @@ import pytest
 from aiordma import ConnectionLostError, RemoteAccessError, StreamConfig
 from aiordma.streams.iomap import StreamIomap
 from aiordma.verbs import SGE
-from tests.device.oracle import until
+from tests.device.oracle import exported, until
 from tests.device.streaming import Streams, stream_pair
 from tests.inside.streams import mappings_wait
 
@@ -37,8 +37,8 @@ async def test_writes_by_both_sides(address: str) -> None:
             with await iomap(here).map(SIZE, 1 << 40) as shown:
                 shown.region.view[:] = b"." * SIZE
                 await tell(here, there)
-                source = await iomap(there).register(bytearray(b"0123456789"))
-                await iomap(there).write(SGE(source, 2, 5), (1 << 40) + 1000)
+                with await iomap(there).register(bytearray(b"0123456789")) as source:
+                    await iomap(there).write(SGE(source, 2, 5), (1 << 40) + 1000)
                 await tell(there, here)
                 assert bytes(shown.region.view[995:1010]) == b".....23456....."
 
@@ -51,6 +51,22 @@ async def test_a_mapping_is_known_by_its_address(address: str) -> None:
             assert iomap(there).mappings() == [
                 (shown.region.addr, shown.region.addr, shown.region.rkey, SIZE)
             ]
+
+
+async def test_a_forgotten_source_is_given_back(address: str) -> None:
+    """When the write from it has ended, with a warning; a mapping stays, for the peer's sake."""
+    async with stream_pair(address, CONFIG) as (here, there):
+        mine = bytearray(SIZE)
+        await iomap(here).map(SIZE, 0)
+        await tell(here, there)
+
+        async def forget() -> None:
+            await iomap(there).write(await iomap(there).register(mine), 0)
+            await until(lambda: not exported(mine))
+
+        with pytest.warns(ResourceWarning, match="unclosed <MemoryRegion open .*async with"):
+            await forget()
+        assert len(iomap(there).mappings()) == 1
 
 
 async def test_data_waits_for_a_mapping(address: str) -> None:
@@ -93,7 +109,7 @@ async def test_where_nothing_is_mapped(address: str) -> None:
         source = await iomap(there).register(SIZE)
         with pytest.raises(ValueError, match="no mapping"):
             await iomap(there).write(source, 0)
-        with await iomap(here).map(SIZE, 0):
+        with await iomap(here).map(SIZE, 0), source:
             await tell(here, there)
             await iomap(there).write(source, 0)
             for offset in (-1, 1, SIZE):
@@ -127,12 +143,12 @@ async def test_a_mapping_that_has_ended(address: str, is_siw: bool) -> None:
         with await iomap(here).map(SIZE, 0) as shown:
             await tell(here, there)
         await shown.region.wait_closed()
-        source = await iomap(there).register(SIZE)
-        if is_siw:  # which tells a write complete before it is refused
-            await iomap(there).write(source, 0)
-        else:
-            with pytest.raises(RemoteAccessError):
+        with await iomap(there).register(SIZE) as source:
+            if is_siw:  # which tells a write complete before it is refused
                 await iomap(there).write(source, 0)
+            else:
+                with pytest.raises(RemoteAccessError):
+                    await iomap(there).write(source, 0)
         for reader, _ in (here, there):
             with pytest.raises(ConnectionLostError):
                 await reader.read()

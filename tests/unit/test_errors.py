@@ -49,6 +49,7 @@ BASES: dict[str, tuple[type[BaseException], ...]] = {
     "NotSupportedError": (OSError,),
     "DeviceMemoryError": (OSError,),
     "AtomicResultLostError": (errors.RdmaOSError,),
+    "ReadIncompleteError": (errors.RdmaOSError,),
     "MessageTooLargeError": (ValueError,),
     "ConnectionFailedError": (ConnectionError, OSError),
     "AddressError": (errors.ConnectionFailedError,),

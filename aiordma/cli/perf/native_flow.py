@@ -74,7 +74,7 @@ async def flow(end: End, plan: Plan, size: int, remote: tuple[int, int], stop: S
         end: The queue pair.
         plan: Which operation, depth and list.
         size: Bytes of a request.
-        remote: Address and key of the peer's memory; of no use for sends.
+        remote: Address and key of the peer's memory; not used for sends.
         stop: When it ends.
     """
     weight = min(plan.post_list, stop.most)

@@ -156,10 +156,15 @@ class End:
 
 
 class Place:
-    """A domain, a region and an end."""
+    """A domain, a region and an end.
 
-    def __init__(self, **settings: Any) -> None:
-        self.pd = Domain()
+    Args:
+        software: Whether the adapter is one whose READs and atomics are looked at.
+        settings: Of `End`.
+    """
+
+    def __init__(self, *, software: bool = False, **settings: Any) -> None:
+        self.pd = Domain(software=software)
         self.region = MemoryRegion(self.pd, 4096)
         self.end = End(self.pd, **settings)
 

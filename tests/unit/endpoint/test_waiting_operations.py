@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from aiordma._core import Operation
-from aiordma.errors import AtomicResultLostError, ConnectionLostError
+from aiordma.errors import AtomicResultLostError, ConnectionLostError, ReadIncompleteError
 from aiordma.memory import RemoteRegion
-from aiordma.verbs import Access
+from aiordma.verbs import SGE, Access
 from aiordma.verbs.enums import Opcode
 
 from ..conftest import Run, settle
@@ -168,7 +167,7 @@ def test_an_atomic_without_its_result_is_an_error(run: Run, c: Lib, lent: bool) 
     """The adapter has completed it, and not touched the memory.  The connection goes on."""
 
     async def main() -> None:
-        place = await copying() if lent else Copying()
+        place = await copying(software=True) if lent else Copying(software=True)
         end = place.end
         calls: dict[str, Callable[[], Coroutine[Any, Any, int]]] = {
             "fetch_add": lambda: end.fetch_add(COUNTER, 5),
@@ -194,7 +193,7 @@ def test_each_atomic_finds_other_bytes_in_its_memory(run: Run, c: Lib) -> None:
     """So what an earlier one has left there is never taken for a result."""
 
     async def main() -> None:
-        place = await copying(depth=1)
+        place = await copying(depth=1, software=True)
         end, found = place.end, set[bytes]()
         for _ in range(20):
             task = asyncio.create_task(end.fetch_add(COUNTER, 1))
@@ -210,21 +209,60 @@ def test_each_atomic_finds_other_bytes_in_its_memory(run: Run, c: Lib) -> None:
     run(main())
 
 
-def test_a_result_that_equals_the_random_bytes_is_taken_for_none(
-    run: Run, c: Lib, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A peer that knew them could have its requester see an error, and no more."""
+@pytest.mark.parametrize("kind", ["region", "piece", "lent", "pool", "registered"])
+def test_a_read_without_its_end_is_an_error(run: Run, c: Lib, kind: str) -> None:
+    """The adapter has completed it, and the last bytes have not come.  The connection goes on."""
 
     async def main() -> None:
-        place = Copying()
-        monkeypatch.setattr(os, "urandom", lambda size: b"\x2a" * size)
-        task = asyncio.create_task(place.end.fetch_add(COUNTER, 1))
-        await settle()
-        place.lands(place.end.adapter.numbers[0], b"\x2a" * 8)
-        await place.ended()
-        with pytest.raises(AtomicResultLostError):
-            task.result()
+        place = Copying(software=True) if kind == "pool" else await copying(software=True)
+        end, size = place.end, 2 * MIB if kind == "registered" else 64
+        into: Any = bytearray(size)
+        if kind in ("region", "piece"):
+            into = SGE(place.region, 128, size) if kind == "piece" else place.region
+            size = len(into)
+        for lacking in (size, 100, 9, 8, 1):
+            task = asyncio.create_task(end.read(into))
+            await settle()
+            while not task.done():
+                numbers = end.adapter.numbers
+                for number in numbers:
+                    memory = end.adapter.memory[number]
+                    came = len(memory) if number != numbers[-1] else max(0, len(memory) - lacking)
+                    memory[:came] = b"x" * came
+                await (place.ended() if numbers else settle())
+            if lacking < 8:
+                assert task.result() == size, "not the marked bytes alone"
+            else:
+                with pytest.raises(ReadIncompleteError, match="before its last bytes"):
+                    task.result()
+            if kind in ("lent", "pool"):
+                assert bytes(into) == bytes(size) or lacking < 8, "left as it was"
+        assert end.state.bytes_read == (6 * MIB if kind == "registered" else size)
+        assert end.state.operating == 0
         await place.close()
+
+    run(main())
+
+
+def test_the_memory_of_a_read_is_marked_where_that_says_something(run: Run, c: Lib) -> None:
+    """Not for a real adapter, nor for a single packet of a few bytes, nor for what is written."""
+
+    async def main() -> None:
+        for software, size in ((False, 64), (True, 7), (True, 8)):
+            place = Copying(software=software)
+            end, view = place.end, place.region.view
+            view[:] = bytes(len(view))
+            for call in (end.write, end.read):
+                task = asyncio.create_task(call(SGE(place.region, 8, size)))
+                await settle()
+                marked = call == end.read and software and size == 8
+                assert any(view[8 : 8 + size]) == marked
+                assert not any(view[:8])
+                assert not any(view[8 + size :])
+                view[8 : 8 + size] = bytes(size)  # as it lands
+                await place.ended()
+                assert task.result() == size
+            await place.close()
 
     run(main())
 

@@ -72,11 +72,13 @@ class Lib:
 class Domain(ProtectionDomain):
     """Stands for a protection domain on a device with the given abilities."""
 
-    def __init__(self, caps: ODPGeneralCaps = NO_ODP, vendor_id: int = 1) -> None:
+    def __init__(
+        self, caps: ODPGeneralCaps = NO_ODP, vendor_id: int = 1, *, software: bool = False
+    ) -> None:
         odp = ODPCaps(caps, *[NO_TRANSPORT] * 4)
         attributes = SimpleNamespace(vendor_id=vendor_id)
         self.context: Any = SimpleNamespace(
-            name="mlx5_9", query_odp=lambda: odp, attributes=attributes
+            name="mlx5_9", query_odp=lambda: odp, attributes=attributes, is_software=software
         )
         super(ProtectionDomain, self).__init__("pd")
 
