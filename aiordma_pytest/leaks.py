@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import math
 import os
 import threading
 import time
@@ -81,18 +82,29 @@ def left_behind(before: Snapshot, settle_s: float) -> list[str]:
 
     The library ends connections in the background, and other libraries do the like.
     """
-    deadline = time.monotonic() + settle_s
-    while (now := Snapshot.now()).without(before) and time.monotonic() < deadline:
+    for _ in _pauses(settle_s):
+        if not Snapshot.now().without(before):
+            break
         time.sleep(_POLL_S)
-    return _verdict(before, now)
+    return _verdict(before, Snapshot.now())
 
 
 async def left_behind_in_loop(before: Snapshot, settle_s: float) -> list[str]:
     """Return the things that a test has left, after a time in which the loop runs."""
-    deadline = time.monotonic() + settle_s
-    while (now := Snapshot.now()).without(before) and time.monotonic() < deadline:  # noqa: ASYNC110
+    for _ in _pauses(settle_s):
+        if not Snapshot.now().without(before):
+            break
         await asyncio.sleep(_POLL_S)
-    return _verdict(before, now)
+    return _verdict(before, Snapshot.now())
+
+
+def _pauses(settle_s: float) -> range:
+    """Pauses of so many seconds in all.
+
+    They are counted: by a clock, a machine that stands still for a while would take the time that
+    a task has to end in.
+    """
+    return range(math.ceil(settle_s / _POLL_S))
 
 
 def _verdict(before: Snapshot, now: Snapshot) -> list[str]:

@@ -39,7 +39,7 @@ __all__ = ["Handler", "Server", "serve"]
 
 _log = log_of("listener")
 _BACKLOG = 256
-#: Seconds in which handlers that only wait for a message end: nobody is told of them.
+#: Seconds in which handlers that have almost finished end: nobody is told of them.
 _QUIET_S = 0.25
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -137,6 +137,7 @@ class Server(Uncopied):
         self._handler = handler
         self._loop = asyncio.get_running_loop()
         self._connections: dict[asyncio.Task[None], Connection] = {}
+        self._working = 0  # handlers that have not returned; the other connections only close
         self._stopping: asyncio.Task[None] | None = None
         self._tracebacks = LogShare("errors of handlers")
         self._asked = asyncio.Event()  # to stop, by a signal or by close()
@@ -180,7 +181,11 @@ class Server(Uncopied):
         try:
             async with connection:
                 try:
-                    result = await started(self._handler, connection)
+                    self._working += 1
+                    try:
+                        result = await started(self._handler, connection)
+                    finally:
+                        self._working -= 1
                 except ConnectionEndedError:
                     pass  # as where `async for` has ended
                 except RdmaError as exc:
@@ -321,13 +326,13 @@ class Server(Uncopied):
         if self._connections:
             await asyncio.wait(self._connections, timeout=min(self.grace_s, _QUIET_S))
         left_s = self.grace_s - (self._loop.time() - began)
-        if self._connections and left_s > 0:
-            count = len(self._connections)
+        if (count := self._working) and left_s > 0:
             text = "the server stops, and waits up to %.3g s for the handlers of %d connection%s"
             if self._heeds:
                 text += "; a second Ctrl-C cancels them at once"
             plural = "s" * (count > 1)
             _log.tell(logging.WARNING, text, left_s, count, plural, extra=FOR_ALL)
+        if self._connections and left_s > 0:
             await asyncio.wait(self._connections, timeout=left_s)
         for task in self._connections:
             task.cancel()

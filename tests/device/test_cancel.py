@@ -143,10 +143,13 @@ async def small_pair(address: str) -> AsyncIterator[Pair]:
 async def test_recv_loses_nothing(small_pair: Pair, late: bool) -> None:
     client, server = small_pair
     got = 0
+    # Each message is sent when the one before has been received, so that each recv() waits.
+    turns = asyncio.Semaphore(1)
 
     def check(message: aiordma.Message) -> None:
         nonlocal got
         got += 1
+        turns.release()
         assert int.from_bytes(bytes(message)[:4], "big") == got
 
     async def scenario(steps: Steps) -> None:
@@ -154,6 +157,7 @@ async def test_recv_loses_nothing(small_pair: Pair, late: bool) -> None:
 
         async def send_three() -> None:
             for number in range(first, first + 3):
+                await turns.acquire()
                 await client.send(number.to_bytes(4, "big") * (2000 if number % 2 else 1))
 
         async def recv_three() -> None:

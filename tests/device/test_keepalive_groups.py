@@ -156,8 +156,8 @@ class Frames(Foreign):
 
     def say(self, kind: FrameKind) -> None:
         """Send a frame without data."""
-        at, self._said = 16 * (self._said % 32), self._said + 1
-        self.words.view[at : at + 16] = FRAME.pack(kind, 0, 0, 0, 0)
+        at, number, self._said = 16 * (self._said % 32), self._said % 16, self._said + 1
+        self.words.view[at : at + 16] = FRAME.pack(kind | number << 4, 0, 0, 0, 0)
         flags = SendFlags.SIGNALED | SendFlags.SOLICITED
         self.qp.post_send(SendWR(wr_id=100, sg_list=[SGE(self.words, at, 16)], send_flags=flags))
 
@@ -167,7 +167,7 @@ class Frames(Foreign):
             if not record.ok:
                 self.over = True
             elif record.wr_id < 32:
-                kind = self.places.view[64 * record.wr_id]
+                kind = self.places.view[64 * record.wr_id] & 0x0F  # above it, the message's number
                 self._receive(record.wr_id)
                 if kind == FrameKind.PING and self.answers:
                     self.say(FrameKind.PONG)

@@ -205,15 +205,18 @@ async def test_g01_nothing_hangs_behind_a_read_that_does(address: str, stuck: li
                 await victim.send(bytes(100))
 
         async def flushes() -> None:
-            while True:
-                await victim.flush()
-                await asyncio.sleep(0.01)
+            # It raises of messages that have not arrived alone: there may be none at the end.
+            with contextlib.suppress(aiordma.ConnectionLostError):
+                while not victim.is_closing():
+                    await victim.flush()
+                    await asyncio.sleep(0.01)
 
         tasks = [asyncio.create_task(each) for each in (victim.recv(), sends(), flushes())]
         done, _ = await asyncio.wait(tasks, timeout=20)
         assert len(done) == 3
-        for task in tasks:
+        for task in tasks[:2]:
             assert isinstance(task.exception(), aiordma.ConnectionLostError)
+        tasks[2].result()
         await asyncio.wait_for(victim.close(), 20)
 
 

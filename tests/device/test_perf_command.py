@@ -24,6 +24,7 @@ from aiordma.cli.perf.client import measure
 from aiordma.cli.perf.control import Control, PerfError
 from aiordma.cli.perf.options import ALL_SIZES, APIS, METRICS, TESTS, Plan
 from aiordma.cli.perf.server import serve
+from tests.device.stepping import Steps, for_every_step, run_canceled
 
 pytestmark = [pytest.mark.device, pytest.mark.slow]
 
@@ -312,6 +313,30 @@ async def test_a_server_that_counts_wrong(address: str, monkeypatch: pytest.Monk
         monkeypatch.setattr(Control, "say", lie)
         with pytest.raises(PerfError, match="no aiordma perf"):
             await measured(address, "send", "lat", iters=3, warm_up=0)
+
+
+@pytest.mark.parametrize("end", ["client", "server"])
+@pytest.mark.parametrize(
+    ("test", "api"),
+    [("send", "native"), ("read", "connection"), ("stream", "streams"), ("stream", "protocol")],
+)
+async def test_a_close_that_is_canceled_leaves_nothing_open(
+    address: str, late: bool, test: str, api: str, end: str
+) -> None:
+    plan = Plan.make(test, "lat", api=api, iters=3, warm_up=0, timeout_s=LIMIT_S)
+
+    async def scenario(steps: Steps) -> None:
+        server, client = sides.server_side(plan), sides.client_side(plan, address)
+        at = await server.listen(address)
+        accepting = asyncio.create_task(server.accept())
+        await client.connect(at)
+        await client.meet(await accepting)
+        await server.start(plan.sizes[0], plan.iters)
+        first, other = (client, server) if end == "client" else (server, client)
+        await run_canceled(first.close(), steps)
+        await other.close()
+
+    assert await for_every_step(scenario, late=late) >= 1
 
 
 @pytest.mark.parametrize(

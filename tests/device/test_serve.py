@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import re
 import signal
 import subprocess
 import sys
@@ -431,9 +432,12 @@ async def test_ctrl_c_while_a_handler_waits(address: str, call: str, loop: str) 
                 process.send_signal(signal.SIGINT)
                 began = time.monotonic()
                 line = (await process.stderr.readline()).decode()
-                assert "waits up to 9." in line
-                assert "s for the handlers of 1 connection; a" in line
-                assert "second Ctrl-C" in line
+                # 9.75 s, and less on a busy machine.
+                assert re.fullmatch(
+                    r"the server stops, and waits up to \d(\.\d+)? s for the handlers of "
+                    r"1 connection; a second Ctrl-C cancels them at once\n",
+                    line,
+                )
                 process.send_signal(signal.SIGINT)
                 assert await process.wait() == 0
                 assert time.monotonic() - began < 9, "it has waited for grace_s"

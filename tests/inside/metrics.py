@@ -18,3 +18,10 @@ def descriptor_of(service: Service) -> int:
 def set_lock_s(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Wait so long for the lock of a folder."""
     monkeypatch.setattr(serving, "_LOCK_S", seconds)
+
+
+def show_the_same_for(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have the instruments of OpenTelemetry take no other snapshot for so many seconds."""
+    from aiordma.contrib import opentelemetry  # not everywhere installed
+
+    patch.setattr(opentelemetry, "_FRESH_S", seconds)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiordma import Pool
 from aiordma.service import pool as pool_module
+from aiordma.service import server as server_module
 
 if TYPE_CHECKING:
     import pytest
@@ -20,6 +21,11 @@ def pools_connect_by(patch: pytest.MonkeyPatch, connect: Callable[..., Any]) -> 
 def prove_after(patch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have a connection of a pool count as one that worked after so many seconds."""
     patch.setattr(pool_module, "_PROVEN_S", seconds)
+
+
+def tell_of_handlers_after(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have a server that stops tell of the handlers that run on so many seconds later."""
+    patch.setattr(server_module, "_QUIET_S", seconds)
 
 
 def users_of(pool: Pool) -> int:

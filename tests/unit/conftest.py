@@ -9,16 +9,19 @@ from typing import Any
 
 import pytest
 import uvloop
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.inside.endpoint import copy_up_to
 
 from .endpoint.fabric import use_fake_regions
 
 # Without chance a failure repeats; HYPOTHESIS_PROFILE=random looks for new ones, and prints the
-# line that repeats what it found.
-settings.register_profile("unit", derandomize=True, deadline=None, database=None)
-settings.register_profile("random", deadline=None, database=None, print_blob=True, max_examples=500)
+# line that repeats what it found.  Whether examples are made quickly depends on the machine alone.
+_ANY_SPEED: dict[str, Any] = {
+    "deadline": None, "database": None, "suppress_health_check": [HealthCheck.too_slow],
+}  # fmt: skip
+settings.register_profile("unit", derandomize=True, **_ANY_SPEED)
+settings.register_profile("random", print_blob=True, max_examples=500, **_ANY_SPEED)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "unit"))
 
 LIMIT_S = 20.0

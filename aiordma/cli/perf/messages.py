@@ -223,6 +223,8 @@ class MessageServer:
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._answering is not None:
-            await self._answering.stop()
-        await self._stack.aclose()
+        try:
+            if self._answering is not None:
+                await self._answering.stop()
+        finally:
+            await self._stack.aclose()

@@ -8,7 +8,7 @@ from aiordma.cli.foreign import whole
 from aiordma.cli.perf.answering import Answering
 from aiordma.cli.perf.control import foreign
 from aiordma.cli.perf.kinds import Stop
-from aiordma.cli.perf.native_ends import End, Gate, dialed
+from aiordma.cli.perf.native_ends import End, Gate, closed_all, dialed
 from aiordma.cli.perf.native_flow import Taker, flow, joined
 from aiordma.cli.perf.native_lat import PingPong, one_sided_lat
 from aiordma.cli.perf.options import Plan
@@ -18,8 +18,6 @@ from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.event_channel import EventChannel
 
 __all__ = ["NativeClient", "NativeServer"]
-
-_CLOSE_S = 10.0
 
 
 class NativeClient:
@@ -72,10 +70,7 @@ class NativeClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        await _close(self._ends)
-        if self._events is not None:
-            self._events.close()
-            await self._events.wait_closed(_CLOSE_S)
+        await closed_all([*self._ends, *([] if self._events is None else [self._events])])
 
 
 class NativeServer:
@@ -131,15 +126,8 @@ class NativeServer:
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._answering is not None:
-            await self._answering.stop()
-        await _close(self._ends)
-        if self._gate is not None:
-            await self._gate.close()
-
-
-async def _close(ends: list[End]) -> None:
-    for end in ends:
-        end.close()
-    for end in ends:
-        await end.wait_closed(_CLOSE_S)
+        try:
+            if self._answering is not None:
+                await self._answering.stop()
+        finally:
+            await closed_all([*self._ends, *([] if self._gate is None else [self._gate])])

@@ -7,7 +7,7 @@ its own, and `other`, which is polled now and then.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from aiordma.cli.perf.completions import Completions
@@ -27,7 +27,7 @@ from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QPInitAttr, QueuePair
 from aiordma.verbs.resource import Resource
 
-__all__ = ["End", "Gate", "dialed"]
+__all__ = ["End", "Gate", "closed_all", "dialed"]
 
 R = TypeVar("R", bound=Resource)
 
@@ -168,8 +168,23 @@ class Gate:
             raise
         return end
 
-    async def close(self) -> None:
-        """Stop listening; its ends are closed."""
+    def close(self) -> None:
+        """Stop listening."""
         self._listener.close()
         self.events.close()
-        await self.events.wait_closed(_CLOSE_S)
+
+    async def wait_closed(self, seconds: float) -> None:
+        """Until the port is free again; its ends are closed."""
+        await self.events.wait_closed(seconds)
+
+
+async def closed_all(parts: Sequence[End | Gate | EventChannel]) -> None:
+    """Close all, and wait for their end.
+
+    They are closed before the first wait, so that nothing stays open if a wait fails or is
+    canceled.
+    """
+    for part in parts:
+        part.close()
+    for part in parts:
+        await part.wait_closed(_CLOSE_S)

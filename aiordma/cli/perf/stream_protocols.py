@@ -216,10 +216,13 @@ class ProtocolServer:
 
     async def close(self) -> None:
         """Close the connection."""
-        if self._met.done():
-            transport, _ = self._met.result()
+        # Both are closed before the first wait, which may fail or be canceled.
+        transport = self._met.result()[0] if self._met.done() else None
+        if transport is not None:
             transport.close()
-            await transport.wait_closed()
         if self._server is not None:
             self._server.close()
+        if transport is not None:
+            await transport.wait_closed()
+        if self._server is not None:
             await self._server.wait_closed()

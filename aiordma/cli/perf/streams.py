@@ -134,13 +134,16 @@ class StreamServer:
 
     async def close(self) -> None:
         """Close the connection."""
+        # All are closed before the first wait, which may be canceled.
+        writer = self._ends.result()[1] if self._ends.done() else None
+        if writer is not None:
+            writer.close()
+        if self._server is not None:
+            self._server.close()
         with contextlib.suppress(OSError, EOFError):  # the client reports the error
             await self._stop()
-        if self._ends.done():
-            writer = self._ends.result()[1]
-            writer.close()
+        if writer is not None:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
         if self._server is not None:
-            self._server.close()
             await self._server.wait_closed()
