@@ -39,8 +39,9 @@ __all__ = ["Handler", "Server", "serve"]
 
 _log = log_of("listener")
 _BACKLOG = 256
-#: Seconds in which handlers that have almost finished end: nobody is told of them.
-_QUIET_S = 0.25
+#: Seconds in which handlers that are about to end do so: nobody is told of them. One that closes a
+#: connection of its own waits a second at most for the peer to disconnect.
+_QUIET_S = 1.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 Handler = Callable[[Connection], Awaitable[object]]

@@ -14,6 +14,7 @@ from tests.pages import ROOT, Step
 
 LIMIT_S = 60
 _RUNNER = re.compile(r"python -m aiordma\.testing\.softroce (?:--?[\w-]+ (?:\w+ )?)*?-- ")
+_WAITS = re.compile(rb"the server stops, and waits up to [^\n]*\n")
 _KILL = re.compile(r"kill (?:-(\w+) )?%(\d)")
 
 
@@ -127,6 +128,8 @@ class Shell:
             job.send_signal(signal.SIGINT)
         for job in self._jobs:
             _, err = job.communicate(timeout=LIMIT_S)
+            # A handler that closes a connection of its own may take its time on a busy machine.
+            err = _WAITS.sub(b"", err)
             assert (job.returncode, err) in ((0, b""), (130, b"")), (job.args, err.decode())
         self._jobs.clear()
 

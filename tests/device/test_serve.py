@@ -414,7 +414,7 @@ else:
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("call", ["serve", "serve_requests"])
 async def test_ctrl_c_while_a_handler_waits(address: str, call: str, loop: str) -> None:
-    """The first tells at once what is waited for, without a log; the second ends it."""
+    """The first tells what is waited for, without a log; the second ends it."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-W", "error", "-c", WAITING, call, address, loop,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -432,7 +432,7 @@ async def test_ctrl_c_while_a_handler_waits(address: str, call: str, loop: str) 
                 process.send_signal(signal.SIGINT)
                 began = time.monotonic()
                 line = (await process.stderr.readline()).decode()
-                # 9.75 s, and less on a busy machine.
+                # 9 s, and less on a busy machine.
                 assert re.fullmatch(
                     r"the server stops, and waits up to \d(\.\d+)? s for the handlers of "
                     r"1 connection; a second Ctrl-C cancels them at once\n",
