@@ -308,7 +308,7 @@ STAGES: tuple[Stage, ...] = (
         (sys.executable, "tools/check_wheel.py", f"--junit={REPORTS / 'wheel.xml'}"),
         limit_s=900,
     ),
-    _local("unit", "no device, every warning an error, asyncio's debug", "tests/unit", limit_s=600),
+    _local("unit", "no device, every warning an error, asyncio's debug", "tests/unit", limit_s=900),
     Stage(
         "fuzz",
         "the C that reads the wire, by random programs under AddressSanitizer and UBSan",
