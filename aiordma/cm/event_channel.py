@@ -305,7 +305,11 @@ class EventChannel(Resource):
         report(loop, exc, "aiordma: dispatching a connection event failed")
 
     def _on_failure(self, exc: Exception) -> None:
-        self._report(exc)
+        if isinstance(exc, PermissionError):
+            # The process has changed its user: no fault of a handler, so that the text is enough.
+            _log.error("event channel: %s", exc)
+        else:
+            self._report(exc)
         for connection_id in self._ids.values():
             connection_id._step.fail(exc)
             # The ConnectionId's owner waits for events, and no further event will arrive.

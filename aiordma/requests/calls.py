@@ -144,6 +144,7 @@ class Calls:
             text = "the deadline of the request had passed before: nothing was sent"
             raise RequestDeadlineError(errno.ETIMEDOUT, text)
         held = self._held
+        left_s = timeout  # when the request is sent: all of it, without a wait in line
         if (
             held < self._granted
             and not self._line.places
@@ -155,6 +156,7 @@ class Calls:
             self._bytes += size
         else:
             await self._until(deadline, timeout, self._stand_in_line(size))
+            left_s = deadline - self._loop.time()
         number = (self._number + 1) % ANSWER_BODY
         while number in self._calls:
             number = (number + 1) % ANSWER_BODY
@@ -165,7 +167,7 @@ class Calls:
             self._places[number] = place
         begun = whole = False
         try:
-            left = 0 if deadline == math.inf else microseconds(deadline - self._loop.time())
+            left = 0 if deadline == math.inf else microseconds(left_s)
             if size <= self._room:
                 request = pack(REQUEST_HEAD, number, left) + buf
                 if self._sender(request, None):

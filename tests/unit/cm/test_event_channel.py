@@ -32,6 +32,7 @@ class Pump:
         Pump.last = self
         self.loop = loop
         self.readable = readable
+        self.failed = failure
         self.reading = True
 
     def pause(self) -> None:
@@ -169,6 +170,30 @@ def test_g11_a_channel_without_memory_neither_spins_nor_goes_deaf(
         await close(events)
 
     run(main())
+
+
+def test_a_channel_that_may_no_longer_be_read_says_so_in_a_line(
+    run: Run, calls: list[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a change of the user; the traceback of a fault would be of no help."""
+    monkeypatch.setattr(Events, "waiting", [errno.EACCES])
+
+    async def main() -> None:
+        events = await channel()
+        reader = asyncio.create_task(events.get_event())
+        await settle()
+        pump = Pump.last
+        with pytest.raises(PermissionError, match="rdma_get_cm_event") as caught:
+            pump.readable()
+        pump.failed(caught.value)
+        with pytest.raises(PermissionError):
+            await reader
+        await close(events)
+
+    run(main())
+    (record,) = caplog.records
+    assert record.exc_info is None
+    assert "credentials" in record.getMessage()
 
 
 def test_i02_a_channel_that_is_full_goes_on(run: Run, calls: list[Any]) -> None:
