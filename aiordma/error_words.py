@@ -82,7 +82,8 @@ CLASS_HINTS = {
     "RdmaError": "the text, and `__cause__` if there is one, tell what has happened; `aiordma "
     "doctor` looks for what this machine lacks",
     "LibraryMissingError": "install rdma-core's libraries; `aiordma doctor` tells what is missing",
-    "ForkedError": "start processes that use RDMA with multiprocessing's method `spawn`",
+    "ForkedError": "start processes that use RDMA with multiprocessing's method `spawn` or "
+    "`forkserver`",
     "RdmaOSError": "the call's man page has what the errno means there; the kernel's log (`dmesg`) "
     "and `aiordma doctor` may tell more",
     "RdmaPermissionError": "see the modes of /dev/infiniband/*, and `ulimit -l` for memory that is "

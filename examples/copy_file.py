@@ -240,8 +240,9 @@ async def send(host: str, port: int, paths: list[Path]) -> None:
                 await send_file(conn, window, page, path)
             except CopyError as error:
                 raise CopyError(f"{path}: {error}") from error
-            except (ConnectionError, aiordma.RemoteAccessError) as error:
-                # The kernel may take the memory of a receiver that is killed first.
+            except (ConnectionError, aiordma.CompletionError) as error:
+                # A write tells by itself that the receiver's adapter does not answer, or that the
+                # kernel has taken the memory of a receiver that was killed.
                 raise CopyError(f"{path}: the receiver is gone: {error}") from error
 
 

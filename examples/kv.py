@@ -324,6 +324,7 @@ class Client:
             StoreError: No such key, or the bytes were damaged.
             ConnectionError: The server is gone.
             RemoteAccessError: The same: a killed server may lose its memory before its connections.
+            TransportRetryError: The same: its host, or the way to it, is gone.
         """
         value = await self._ask(do="get", key=key)
         array = np.empty(value["shape"], np.dtype(value["dtype"]))

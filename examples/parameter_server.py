@@ -198,7 +198,7 @@ async def work(host: str, port: int) -> None:
     """Compute gradients until the server says that it is enough.
 
     Raises:
-        PeerGoneError, RemoteAccessError: The server is gone before.
+        PeerGoneError, CompletionError: The server is gone before.
     """
     async with aiordma.connect(host, port) as conn:
         welcome = json.loads(bytes(await conn.recv()))
@@ -254,8 +254,9 @@ def main() -> None:
             asyncio.run(work(options.host, options.port))
     except KeyboardInterrupt:
         sys.exit(130)  # as shells have it for Ctrl-C
-    except (aiordma.PeerGoneError, aiordma.RemoteAccessError) as error:
-        # The kernel may take the memory of a server that is killed before its connections.
+    except (aiordma.PeerGoneError, aiordma.CompletionError) as error:
+        # A read or write tells by itself that the server's adapter does not answer, or that the
+        # kernel has taken the memory of a server that was killed.
         sys.exit(f"parameter_server: the server is gone: {error}")
     except (OSError, ValueError) as error:
         sys.exit(f"parameter_server: {error}")

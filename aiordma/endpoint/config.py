@@ -134,11 +134,12 @@ class ConnectionConfig:
             the program.
         close_timeout_s: Seconds that sent messages have to arrive: `close()` waits for them, as do
             `wait_closed()` after `abort()` and the end of the event loop.
-        keepalive_s: Seconds of silence after which the peer is asked for a sign of life.  The
-            accepting side waits twice as long if `idle_timeout_s` leaves time for it, because the
-            question of the connecting side is a sign of life, too.  Connections to the same event
-            loop are asked in turn, one for all, if `idle_timeout_s` is at least three times as
-            long (docs/adr/keepalive-groups.md).
+        keepalive_s: Seconds between two looks whether something was heard of the peer, which is
+            asked for a sign of life after silence.  If `idle_timeout_s` is at least three times as
+            long, as by default, connections to the same event loop are asked in turn, one for all,
+            at every second look (docs/adr/keepalive-groups.md): an idle connection is asked by the
+            connecting side after twice `keepalive_s`.  The accepting side asks later, because the
+            question of the connecting side is a sign of life, too.
         idle_timeout_s: Seconds of silence after which the connection is given up; also the
             bound for a peer whose program has stopped.  Up to twice `keepalive_s` may have passed
             of them when it stops.

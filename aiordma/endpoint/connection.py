@@ -504,8 +504,12 @@ class Connection(Uncopied):
                 soon after: read again over another connection.
             RemoteAccessError: The peer's adapter refused: the lease has ended, or the key is wrong.
                 This ends the connection.
-            ConnectionLostError, ResourceClosedError: The connection was over before; or software
-                iWARP refused, which gives no reason.
+            RemoteInvalidRequestError: The same, where the peer has no lease left for such accesses.
+            TransportRetryError: The peer's adapter did not answer: its host or the link is gone.
+                This ends the connection, and is no ConnectionError; other calls get the
+                ConnectionLostError, with this as its cause.
+            ConnectionLostError, ResourceClosedError: The connection was over before, or ended for
+                another reason; or software iWARP refused, which gives no reason.
 
         Cancellation: ends the wait; the buffer stays exported, and may be written to, until the
         adapter is done with it.

@@ -118,7 +118,9 @@ def unserved_error() -> ProtocolError:
 
 def eof_error() -> ResourceClosedError:
     """This side has sent the end of its messages; a new exception each time."""
-    return ResourceClosedError(errno.ESHUTDOWN, "send_eof() was called: nothing more can be sent")
+    error = ResourceClosedError(errno.ESHUTDOWN, "send_eof() was called: nothing more can be sent")
+    error.hint = "send everything before send_eof(); messages of the peer are still received"
+    return error
 
 
 def ended_error() -> ConnectionEndedError:

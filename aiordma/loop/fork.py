@@ -86,7 +86,7 @@ def forked_error(name: str) -> ForkedError:
     """Return the error for the use of an object whose class has this name."""
     return ForkedError(
         f"this {name} belongs to the parent process and cannot be used after fork(); start "
-        "processes that use RDMA with the `spawn` method"
+        "processes that use RDMA with the `spawn` or `forkserver` method"
     )
 
 
@@ -101,7 +101,8 @@ def use_library() -> None:
     if _used_by_a_parent:
         msg = (
             "this process was forked from one that had used RDMA, and cannot connect or listen; "
-            "start processes that use RDMA with the `spawn` method, or fork before the first use"
+            "start processes that use RDMA with the `spawn` or `forkserver` method, or fork before "
+            "the first use"
         )
         raise ForkedError(msg)
     _used = True

@@ -164,7 +164,8 @@ class RemoteRegion:
         asked = int(right)
         missing = asked & ~int(self.rights)
         if missing:
-            msg = f"the peer gives no right to {words_of(Access(missing))}: {self!r}"
+            what = "atomic operations" if missing & _ATOMIC else words_of(Access(missing))
+            msg = f"the peer gives no right to {what}: {self!r}"
             raise errno_error(errno.EACCES, msg, "the peer names the rights when it exposes memory")
         where = self.addr + offset
         if asked & _ATOMIC and (length != 8 or where % 8):

@@ -27,7 +27,7 @@ _EPILOG = """\
 exit status: that of the command, 128+N if signal N ended it; 127 not found; 126 not executable;
 124 timed out; 125 the environment failed; 2 wrong options; 130 after Ctrl-C; 143 after SIGTERM.
 
-The uml engine builds a kernel once (some minutes, about 1.5 GB of scratch space) and keeps it in
+The uml engine builds a kernel once (some minutes, 1.5 GiB of free space) and keeps it in
 $AIORDMA_SOFTROCE_CACHE, by default ~/.cache/aiordma/softroce."""
 
 
