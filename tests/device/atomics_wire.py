@@ -11,17 +11,16 @@ from __future__ import annotations
 import argparse
 import array
 import asyncio
-import contextlib
-import os
 import time
 from collections import Counter
 
 import aiordma
 from aiordma import Connection, RemoteRegion
+from tests.device.faulty import talking_over
 from tests.device.large_wire import FAULTS
-from tests.device.netem import faults, netem
+from tests.device.netem import netem
 
-__all__ = ["Scene", "talk"]
+__all__ = ["Scene"]
 
 _LIMIT_S = 120.0  # of the guest, for one atomic
 _TASKS = 4
@@ -52,30 +51,12 @@ class Scene:
         return self.ended
 
     async def _one_connection(self, fault: str) -> None:
-        here, there = os.environ["AIORDMA_SOFTROCE_ADDR"], os.environ["AIORDMA_SOFTROCE_ADDR2"]
-        faults()  # connecting is not what is looked at
         counters = array.array("Q", bytes(8 * _TASKS))
-        async with aiordma.listen(here, 0) as listener:
-            client = await aiordma.connect(here, listener.port, local_addr=(there, 0))
-            server = await listener.accept()
-            async with server.expose(counters, atomic=True) as region:
-                faults(*fault.split())
-                talking = [
-                    asyncio.create_task(talk(*ends))
-                    for ends in ((client, server), (server, client))
-                ]
-                try:
-                    await asyncio.gather(
-                        *(self._work(client, region, counters, i) for i in range(_TASKS))
-                    )
-                finally:
-                    faults()
-                    for task in talking:
-                        task.cancel()
-                    await asyncio.wait(talking)
-                    client.abort()
-                    server.abort()
-            await asyncio.gather(client.wait_closed(), server.wait_closed())
+        async with (
+            talking_over(fault) as (client, server),
+            server.expose(counters, atomic=True) as region,
+        ):
+            await asyncio.gather(*(self._work(client, region, counters, i) for i in range(_TASKS)))
 
     async def _work(
         self, client: Connection, remote: RemoteRegion, counters: array.array[int], place: int
@@ -97,14 +78,6 @@ class Scene:
             # An atomic that has ended has taken place, if at all; this is the memory itself.
             self.ended["repeated"] += not value <= counters[place] <= value + 1
             value = counters[place]
-
-
-async def talk(sender: Connection, receiver: Connection) -> None:
-    """Messages of one way, one after the other, until the connection ends."""
-    with contextlib.suppress(aiordma.RdmaError):
-        while True:
-            await sender.send(bytes(100))
-            (await receiver.recv()).release()
 
 
 async def _main(count: int, chosen: list[str]) -> None:

@@ -50,16 +50,6 @@ async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
             await asyncio.sleep(0.001)
 
 
-def exported(buffer: bytearray) -> bool:
-    """Whether it cannot be resized, as it is registered."""
-    try:
-        buffer.append(0)
-    except BufferError:
-        return True
-    buffer.pop()
-    return False
-
-
 @contextmanager
 def reported() -> Iterator[list[dict[str, Any]]]:
     """The contexts that the exception handler of the loop gets in the block, in place of others."""

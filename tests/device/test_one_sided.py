@@ -20,7 +20,8 @@ import aiordma
 from aiordma import RemoteRegion
 from aiordma.verbs import SGE, Access
 from tests.device.meeting import Pair, are_alive, paired
-from tests.device.oracle import exported, until
+from tests.device.oracle import until
+from tests.exports import exported
 from tests.inside.endpoint import link_of, registrations_of, state_of
 
 pytestmark = pytest.mark.device

@@ -11,9 +11,8 @@ import pytest
 
 import aiordma
 from aiordma import Connection, RemoteRegion
-from tests.device.atomics_wire import talk
+from tests.device.faulty import talking_over
 from tests.device.large_wire import FAULTS
-from tests.device.netem import faults
 
 pytestmark = [pytest.mark.device, pytest.mark.two_hosts, pytest.mark.usefixtures("wire")]
 
@@ -43,27 +42,11 @@ class Scene:
         return self.ended
 
     async def _one_connection(self, fault: str) -> None:
-        here, there = os.environ["AIORDMA_SOFTROCE_ADDR"], os.environ["AIORDMA_SOFTROCE_ADDR2"]
-        faults()  # connecting is not what is looked at
-        async with aiordma.listen(here, 0) as listener:
-            client = await aiordma.connect(here, listener.port, local_addr=(there, 0))
-            server = await listener.accept()
-            async with server.expose(self._theirs, read=True) as region:
-                faults(*fault.split())
-                talking = [
-                    asyncio.create_task(talk(*ends))
-                    for ends in ((client, server), (server, client))
-                ]
-                try:
-                    await asyncio.gather(*(self._work(client, region) for _ in range(_TASKS)))
-                finally:
-                    faults()
-                    for task in talking:
-                        task.cancel()
-                    await asyncio.wait(talking)
-                    client.abort()
-                    server.abort()
-            await asyncio.gather(client.wait_closed(), server.wait_closed())
+        async with (
+            talking_over(fault) as (client, server),
+            server.expose(self._theirs, read=True) as region,
+        ):
+            await asyncio.gather(*(self._work(client, region) for _ in range(_TASKS)))
 
     async def _work(self, client: Connection, remote: RemoteRegion) -> None:
         mine = bytearray(_SIZE)

@@ -10,8 +10,9 @@ import pytest
 from aiordma import ConnectionLostError, RemoteAccessError, StreamConfig
 from aiordma.streams.iomap import StreamIomap
 from aiordma.verbs import SGE
-from tests.device.oracle import exported, until
+from tests.device.oracle import until
 from tests.device.streaming import Streams, stream_pair
+from tests.exports import exported
 from tests.inside.streams import mappings_wait
 
 CONFIG = StreamConfig(iomap_slots=2)

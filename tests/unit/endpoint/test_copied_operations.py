@@ -24,6 +24,7 @@ from aiordma.errors import ConnectionLostError, RemoteAccessError
 from aiordma.memory import RemoteRegion
 from aiordma.verbs import SGE, Access
 from aiordma.verbs.enums import WCStatus
+from tests.exports import exported
 from tests.inside.verbs import uses_of
 
 from ..conftest import Run, settle
@@ -77,16 +78,6 @@ async def copying(**settings: Any) -> Copying:
     place = Copying(**settings)
     await place.lend()
     return place
-
-
-def exported(buffer: bytearray) -> bool:
-    """Whether it cannot be resized."""
-    try:
-        buffer.append(0)
-    except BufferError:
-        return True
-    buffer.pop()
-    return False
 
 
 KINDS: dict[str, Callable[[bytes], Any]] = {
