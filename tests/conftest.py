@@ -49,10 +49,12 @@ def pytest_collection_finish() -> None:
 
     Many tests collect garbage, and each time would look through all of it.
     """
-    # From 3.14 on hypothesis asks for the referrers of NumPy's generator, which are not told then.
-    if sys.version_info < (3, 14):
-        gc.collect()
-        gc.freeze()
+    if hypothesis := sys.modules.get("hypothesis"):
+        # When it first runs a test it asks who refers to the generators that it is to seed, and
+        # is not told of what is frozen by then.
+        hypothesis.given(hypothesis.strategies.none())(lambda _: None)()
+    gc.collect()
+    gc.freeze()
 
 
 def _limit_of(item: pytest.Item) -> float:
@@ -88,9 +90,10 @@ def short_traces() -> Iterator[None]:
     checks is checked.
     """
     extract = traceback.StackSummary.extract
+    of_a_stack = traceback.walk_stack(sys._getframe()).gi_code  # type: ignore[attr-defined]
 
     def brief(frames: Any, **options: Any) -> traceback.StackSummary:
-        if getattr(frames, "gi_code", None) is not traceback.walk_stack.__code__:
+        if getattr(frames, "gi_code", None) is not of_a_stack:
             return extract(frames, **options)  # of an exception
         return traceback.StackSummary.from_list(
             traceback.FrameSummary(

@@ -326,7 +326,7 @@ def test_a_post_that_fails_when_the_task_is_resumed_ends_the_connection(run: Run
 @pytest.mark.parametrize("how", ["close", "abort", "break"])
 def test_an_end_with_a_thousand_that_wait(run: Run, how: str) -> None:
     async def main() -> None:
-        side = many()
+        side = many(close_timeout_s=0.2)  # nobody is there to answer
         tasks = sending(side, *numbered(MANY))
         await settle()
         assert side.state.queued == MANY
