@@ -69,8 +69,7 @@ class Talk:
 async def converse(reader: StreamReader, writer: StreamWriter, run: Run, *, first: bool) -> None:
     """All of it; `first` is the client."""
     iomap = writer.transport.iomap  # type: ignore[attr-defined]
-    source = await iomap.register(run.size)
-    with await iomap.map(run.size, 0) as shown:
+    async with await iomap.register(run.size) as source, await iomap.map(run.size, 0) as shown:
         talk = Talk(iomap, run, source, shown.region)
         if first:
             writer.write(bytes(SYNC))
