@@ -26,8 +26,8 @@ async def test_messages(rdma_pair):
     assert await server.recv() == b"hello"
 """
 
-_INSTALL_S = 10.0  # of processor time, which another program on the machine does not stretch
-_AGAIN_S = 2.0
+#: Bounds, in processor times of a Python outside that imports the library: machines differ.
+_INSTALL_TIMES, _AGAIN_TIMES = 40, 8
 
 
 @pytest.fixture(scope="module")
@@ -103,24 +103,32 @@ _SOFTROCE = ("/home/venv/bin/python", "-m", "aiordma.testing.softroce")
 
 @pytest.fixture(scope="module")
 def installed(root: MinimalRoot) -> MinimalRoot:
-    """The root with both wheels, after the first message, in ten seconds for both."""
+    """The root with both wheels, after the first message, soon for both."""
     _, install = root.run(*_INSTALL, "aiordma", "aiordma-softroce")
     done, first = root.run(*_SOFTROCE, "--", "python", "/home/first.py")
     assert (done.returncode, done.stdout, done.stderr) == (0, "b'hello'\n", "")
-    print(f"from the installation to the first message: {install:.1f} s + {first:.1f} s")
-    assert install + first < _INSTALL_S
+    alone = importing(root)
+    print(f"installation, first message: {install:.1f} s, {first:.1f} s; outside {alone:.2f} s")
+    assert install + first < _INSTALL_TIMES * alone
     return root
 
 
-def test_the_second_run_takes_less_than_two_seconds(installed: MinimalRoot) -> None:
+def importing(root: MinimalRoot) -> float:
+    """The processor time of a Python outside that imports the library."""
+    done, spent = root.run("/home/venv/bin/python", "-c", "import aiordma")
+    assert (done.returncode, done.stderr) == (0, "")
+    return spent
+
+
+def test_a_later_run_starts_at_once(installed: MinimalRoot) -> None:
     spent: list[float] = []
-    # A neighbor on the same core, or in its caches, stretches processor time, too.
-    while not spent or (min(spent) >= _AGAIN_S and len(spent) < 10):
+    # Another program on the same core, or in its caches, stretches processor time, too.
+    while not spent or (min(spent) >= _AGAIN_TIMES and len(spent) < 10):
         done, again = installed.run(*_SOFTROCE, "--", "python", "/home/first.py")
         assert (done.returncode, done.stdout, done.stderr) == (0, "b'hello'\n", "")
-        spent.append(again)
-    print(f"later runs: {spent} s")
-    assert min(spent) < _AGAIN_S
+        spent.append(again / importing(installed))
+    print(f"later runs, in times of the same outside: {spent}")
+    assert min(spent) < _AGAIN_TIMES
 
 
 def test_a_suite_of_pytest(installed: MinimalRoot) -> None:
