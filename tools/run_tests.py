@@ -1,9 +1,8 @@
 """Run the stages of ``make test`` and end with one table that hides nothing.
 
 Usage: ``tools/run_tests.py [--list] [STAGE...] [-- PYTEST OPTION...]``. Without a name every stage
-runs, two at a time. Each
-has a limit in real time; a failed one does not stop the next. Output and JUnit files are kept in
-build/test. The exit status is 0 only if every stage passed.
+runs, three at a time. Each has a limit in real time; a failed one does not stop the next. Output
+and JUnit files are kept in build/test. The exit status is 0 only if every stage passed.
 """
 
 from __future__ import annotations
@@ -31,6 +30,8 @@ from systems import ABSENT, MARKS
 
 #: Between the request to end and the kill of a stage that is over its limit.
 GRACE_S = 15.0
+#: How many stages run at a time.
+LANES = 3
 #: Exit statuses of pytest that the counts tell better.
 PYTEST_FAILED, PYTEST_NO_TESTS = "exit status 1", "exit status 5"
 _TAIL_LINES = 60
@@ -192,7 +193,9 @@ def run_stage(stage: Stage, options: Sequence[str], *, show: bool, broken: str =
 
 
 def run_all(stages: Sequence[Stage], options: Sequence[str]) -> list[Result]:
-    """Run the stages in their order, two at a time: a guest uses one core.
+    """Run the stages in their order, three at a time.
+
+    A guest uses one core, and waits for a third of its time: CI's machine has two cores.
 
     A stage that comes after another waits for it; it stands behind it in the list, so that what
     it waits for has been started.
@@ -206,7 +209,7 @@ def run_all(stages: Sequence[Stage], options: Sequence[str]) -> list[Result]:
         show = stage.name == "kernel" or len(stages) == 1
         return run_stage(stage, options, show=show, broken=broken)
 
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(LANES) as pool:
         for stage in stages:
             futures[stage.name] = pool.submit(run, stage)
         return [future.result() for future in futures.values()]

@@ -14,7 +14,7 @@ import systems
 REPORTS = Path("build/test")
 
 #: Marks of tests that need more than one device on one host in ordinary time.
-_SPECIAL = "not virtual_time and not two_hosts and not qemu and not program and not dask"
+_SPECIAL = "not virtual_time and not two_hosts and not qemu and not dask and (smoke or not program)"
 #: What runs on both loops on each device; the rest runs on one, another one for each device.
 _OF_THE_LOOP = "(smoke or not slow and not one_loop)"
 _NOT_OF_THE_LOOP = "(smoke or slow or one_loop)"
@@ -279,8 +279,8 @@ _INTEROP = "rping or ucmatose or rstream or pyverbs or cmtime"
 # in for it, so that no combination of loop and device is lost. The 3.15 of device-rxe-asyncio
 # compiles what is hot (PYTHON_JIT), where its build can; unit-3.15 and interop-rxe do not.
 
-#: Two run at a time, in this order: what everything waits for, what needs no kernel while that is
-#: built, and then the longest first, so that both lanes end together.
+#: Three run at a time, in this order: what everything waits for, what needs no kernel while that
+#: is built, and then the longest first, so that all lanes end together.
 STAGES: tuple[Stage, ...] = (
     Stage(
         "kernel",
@@ -351,12 +351,21 @@ STAGES: tuple[Stage, ...] = (
     *_systems(),
     _device(
         "smoke-qemu",
-        "the short list on a stock kernel with two CPUs",
+        "the short list on a stock kernel with two CPUs, but for programs: it is emulated",
         ("--engine", "qemu", "--device", "rxe"),
         ALL_TESTS,
-        *("-m", f"smoke and not siw and {_SPECIAL}", "--timeout=400"),
+        *("-m", f"smoke and not siw and not program and not one_loop and {_SPECIAL}"),
+        "--timeout=400",
         limit_s=900,
         after="collect",
+    ),
+    _device(
+        "programs",
+        "the commands, the pages and the examples, as programs on Soft-RoCE",
+        RXE,
+        ALL_TESTS,
+        *("--loop=asyncio", "-m", "program and not two_hosts and not siw"),
+        limit_s=1600,
     ),
     _system_device(
         "device-rxe-asyncio",
@@ -374,14 +383,6 @@ STAGES: tuple[Stage, ...] = (
         ALL_TESTS,
         *("--loop=uvloop", "-m", _SPECIAL),
         limit_s=1600,
-    ),
-    _device(
-        "programs",
-        "the commands, the pages and the examples, as programs on Soft-RoCE",
-        RXE,
-        ALL_TESTS,
-        *("--loop=asyncio", "-m", "program and not two_hosts and not siw"),
-        limit_s=1200,
     ),
     _device(
         "dask",

@@ -28,7 +28,7 @@ from tests.device.commands import running
 from tests.device.terminal import CTRL_C, plain, terminal
 
 # Processes of their own, whatever the tests' loop: once on each device is enough.
-pytestmark = [pytest.mark.device, pytest.mark.slow]
+pytestmark = [pytest.mark.device, pytest.mark.program]
 
 LIMIT_S = 60
 LARGE = 64 << 20
@@ -115,14 +115,14 @@ def until(condition: Any) -> None:
         time.sleep(0.01)
 
 
-def test_there_and_back(address: str, tmp_path: Path, is_siw: bool, cp: Copy) -> None:
+def test_there_and_back(address: str, tmp_path: Path, cp: Copy) -> None:
     want = make(tmp_path / "there", LARGE)
     with serving(tmp_path / "served", address, "--writable") as server:
         status, out, err = cp("--json", str(tmp_path / "there"), f"{server.at}/file")
         assert (status, err) == (0, "")
         told = json.loads(out)
         assert (told["ok"], told["bytes"], told["sha256"]) == (True, LARGE, want)
-        assert (told["backend"], told["device"]) == ("rdma", "siw0" if is_siw else "rxe0")
+        assert (told["backend"], told["device"]) == ("rdma", "rxe0")
         assert same(tmp_path / "there", server.folder / "file")
         said = server.line()
         assert (said["event"], said["name"], said["sha256"]) == ("put", "file", want)

@@ -19,7 +19,7 @@ import aiordma
 from aiordma import ConnectionConfig
 from aiordma.endpoint.wire import FRAME, RENDEZVOUS, FrameKind, Hello
 
-pytestmark = [pytest.mark.device, pytest.mark.one_loop]
+pytestmark = [pytest.mark.device, pytest.mark.program]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LIMIT_S = 60

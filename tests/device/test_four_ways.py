@@ -10,7 +10,7 @@ import pytest
 import aiordma
 from tests.device.ways import WAYS, differences, told, traced_copy, walk
 
-pytestmark = [pytest.mark.device, pytest.mark.one_loop]
+pytestmark = [pytest.mark.device, pytest.mark.program]
 
 
 @pytest.fixture(scope="module")
@@ -19,24 +19,14 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return traced_copy(tmp_path_factory.mktemp("traced"))
 
 
-async def _compare(
-    module: Path,
-    kind: str,
-    address: str,
-    port: int,
-    *names: str,
-    without: tuple[str, ...] = (),
-) -> None:
+async def _compare(module: Path, kind: str, address: str, port: int, *names: str) -> None:
     ways = await asyncio.to_thread(walk, module, kind, address, port)
     for name in names:
-        wrong = [one for one in differences(name, ways[name]) if one not in without]
+        wrong = differences(name, ways[name])
         assert not wrong, f"{WAYS[name]}: {'; '.join(wrong)}.  Entered:\n{told(ways[name])}"
 
 
-async def test_of_a_message_connection(address: str, module: Path, *, is_siw: bool) -> None:
-    # The page has InfiniBand and RoCE: software iWARP has no immediates.
-    without = ("not entered: _core/message.c: put_bare",) if is_siw else ()
-
+async def test_of_a_message_connection(address: str, module: Path) -> None:
     async def answer() -> None:
         async for connection in listener:
             async with connection:
@@ -48,9 +38,8 @@ async def test_of_a_message_connection(address: str, module: Path, *, is_siw: bo
     async with aiordma.listen(address, 0) as listener, asyncio.TaskGroup() as group:
         answering = group.create_task(answer())
         await _compare(
-            module, "messages", address, listener.port, "send", "receive", "connect", "close",
-            without=without,
-        )  # fmt: skip
+            module, "messages", address, listener.port, "send", "receive", "connect", "close"
+        )
         answering.cancel()
 
 

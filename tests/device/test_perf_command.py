@@ -199,6 +199,7 @@ def server(*words: str, status: int = 0) -> Iterator[int]:
         process.communicate()
 
 
+@pytest.mark.program
 def test_two_commands(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     with server("--host", address, "-p", "0", "--loop", "uvloop") as port:
         words = ["perf", "write", "bw", address, "-p", str(port), "-n", "20", "-t", "8"]
@@ -216,6 +217,7 @@ def test_where_nobody_listens(address: str, capsys: pytest.CaptureFixture[str]) 
     assert err.startswith("aiordma perf: ")
 
 
+@pytest.mark.program
 async def test_a_client_of_another_kind(address: str) -> None:
     with server("--host", address, "-p", "0", status=1) as port:
         async with aiordma.connect(address, port) as conn:
@@ -223,6 +225,7 @@ async def test_a_client_of_another_kind(address: str) -> None:
             assert "no aiordma perf" in bytes(await conn.recv()).decode()
 
 
+@pytest.mark.program
 async def test_a_client_that_asks_for_nonsense(address: str) -> None:
     with server("--host", address, "-p", "0", status=1) as port:
         async with aiordma.connect(address, port) as conn:
@@ -339,6 +342,7 @@ async def test_a_close_that_is_canceled_leaves_nothing_open(
     assert await for_every_step(scenario, late=late) >= 1
 
 
+@pytest.mark.program
 @pytest.mark.parametrize(
     "words",
     [DEEP, {"plan": {"timeout_s": 10**400}}, {"run": 3}, {"run": [], "count": 1},
@@ -378,6 +382,7 @@ def _child(pid: int) -> int:
     return child
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_its_own_server_ends_with_it(address: str, number: int) -> None:
     process = subprocess.Popen(

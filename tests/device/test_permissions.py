@@ -18,7 +18,7 @@ import pytest
 import aiordma
 from aiordma.endpoint.config import plan_of
 
-pytestmark = [pytest.mark.device, pytest.mark.one_loop]
+pytestmark = [pytest.mark.device, pytest.mark.program]
 
 LIMIT_S = 90
 NODES = Path("/dev/infiniband")

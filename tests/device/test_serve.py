@@ -280,7 +280,7 @@ async def test_bad_arguments_are_refused_at_the_call(
         aiordma.serve(handler, address, 0, **options)
 
 
-@pytest.mark.one_loop
+@pytest.mark.program
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_example_in_good_order(address: str, number: signal.Signals) -> None:
     """With an idle client, which gets the end; and nothing is printed."""
@@ -344,7 +344,7 @@ TELLING = (
 )
 
 
-@pytest.mark.one_loop
+@pytest.mark.program
 @pytest.mark.parametrize("words", TELLING, ids=lambda words: " ".join(words[:2]))
 def test_a_server_that_has_told_its_address_ends_in_good_order(
     address: str, words: tuple[str, ...], tmp_path: Path
@@ -410,7 +410,7 @@ else:
 """
 
 
-@pytest.mark.one_loop
+@pytest.mark.program
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("call", ["serve", "serve_requests"])
 async def test_ctrl_c_while_a_handler_waits(address: str, call: str, loop: str) -> None:

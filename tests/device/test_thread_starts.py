@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.device, pytest.mark.one_loop]
+pytestmark = [pytest.mark.device, pytest.mark.program]
 
 PROGRAM = Path(__file__).with_name("thread_starts.py")
 LIMIT_S = 90.0
