@@ -108,7 +108,7 @@ class EventChannel(Resource):
         self._waiters: WaitLine[None] = WaitLine()
         self._max_unread = max_unread
         self.dropped_events: int = 0
-        self._over = False  # nothing will be put into the line any more
+        self._over: Exception | None = None  # why nothing will be put into the line any more
         self._kept: deque[ConnectionEvent] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None  # a closed pump forgets its loop
         self._pump: FdPump | None = None
@@ -130,6 +130,8 @@ class EventChannel(Resource):
     def _attach(self) -> asyncio.AbstractEventLoop:
         """Register with the running loop, once; the channel then belongs to that loop."""
         loop = asyncio.get_running_loop()
+        if self._over is not None:
+            raise self._over.with_traceback(None)  # the channel has failed: no event will come
         if self._loop is loop:
             return loop
         if self._pump is None:
@@ -325,10 +327,15 @@ class EventChannel(Resource):
 
         Each event has to be acknowledged once, by `event.ack()` or `ack_event(event)`.
 
+        Raises:
+            ResourceClosedError: The channel is closed.
+            OSError: The channel can no longer be read, and no event is left.
+
         Cancellation: safe; no event is lost.
         """
         self._require()
-        self._attach()
+        if self._over is None or not self._kept:
+            self._attach()
         limit = None if timeout is None or timeout < 0 else timeout
         try:
             async with asyncio.timeout(limit):
@@ -367,11 +374,14 @@ class EventChannel(Resource):
     def __aiter__(self) -> Steps[ConnectionEvent]:
         """The events that wait to be read, and all later events; they need no acknowledgement.
 
+        It raises as `get_event` does where none will come.
+
         Each event is read once, by an iterator or by `get_event`.  The events that an iterator has
         not read when it is left are for the next.
         """
         self._require()
-        self._attach()
+        if self._over is None or not self._kept:
+            self._attach()
         iterator = Steps(self._next)
         if self._iterators is None:
             self._iterators = weakref.WeakSet()
@@ -381,14 +391,14 @@ class EventChannel(Resource):
     async def _next(self) -> ConnectionEvent:
         """The next event, for an iterator.  Cancellation: no event is lost."""
         while not self._kept:
-            if self._over:
+            if self._over is not None:
                 msg = "the event channel has no more events"
                 raise ResourceClosedError(msg)
             try:
                 await self._waiters.wait()
             except Exception:
                 # The channel was closed, or has failed: tasks that wait get the reason.
-                if not self._over:
+                if self._over is None:
                     raise
         return self._kept.popleft()
 
@@ -408,8 +418,8 @@ class EventChannel(Resource):
             msg = f"{self._unacked} connection events are not acknowledged"
             raise ResourceBusyError(errno.EBUSY, msg)
 
-    def _fail_readers(self, exc: BaseException) -> None:
-        self._over = True
+    def _fail_readers(self, exc: Exception) -> None:
+        self._over = exc
         self._waiters.fail(lambda: exc)
 
     def _on_close(self) -> None:

@@ -188,6 +188,10 @@ def test_a_channel_that_may_no_longer_be_read_says_so_in_a_line(
         pump.failed(caught.value)
         with pytest.raises(PermissionError):
             await reader
+        with pytest.raises(PermissionError):
+            await asyncio.wait_for(events.get_event(), LIMIT_S)  # who comes later waits for nothing
+        with pytest.raises(PermissionError):
+            aiter(events)
         await close(events)
 
     run(main())
