@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import io
 import logging
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -19,6 +20,7 @@ from tests.device.shared import IS_SIW
 
 pytestmark = [pytest.mark.device, pytest.mark.smoke]
 
+of_each_kind = pytest.mark.usefixtures("kind_of_task")
 Work = Callable[[], Coroutine[Any, Any, Any]]
 AROUND: dict[str, Callable[[Work], Any]] = {
     "await": lambda work: work(),
@@ -47,6 +49,25 @@ async def _in_shield(work: Work) -> None:
 async def _in_group(work: Work) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(work())
+
+
+#: Tasks that begin in a later turn, and those that begin at once.
+TASKS: dict[str, Any] = {"later": None}
+if sys.version_info >= (3, 12):
+    TASKS["eager"] = asyncio.eager_task_factory
+#: pytest, with asyncio's tasks and futures in Python.
+WITHOUT_C = (
+    "import sys; sys.modules['_asyncio'] = None; import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+)
+
+
+@pytest.fixture(params=list(TASKS))
+async def kind_of_task(request: pytest.FixtureRequest) -> AsyncIterator[None]:
+    """The tasks of the test are of one kind."""
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(TASKS[request.param])
+    yield
+    loop.set_task_factory(None)
 
 
 def chain(coroutine: Any) -> list[Any]:
@@ -108,6 +129,7 @@ async def meeting(address: str) -> AsyncIterator[tuple[Any, Any, Any]]:
         yield listener, client, server
 
 
+@of_each_kind
 async def test_messages(address: str) -> None:
     async with meeting(address) as (listener, client, _):
 
@@ -135,6 +157,7 @@ async def _fill(connection: Any) -> None:
         await connection.send(b"x")
 
 
+@of_each_kind
 async def test_one_sided_and_connects(address: str) -> None:
     """They end soon: they are looked at in the turn in which they begin to wait."""
     async with meeting(address) as (listener, client, server):
@@ -160,6 +183,7 @@ async def test_one_sided_and_connects(address: str) -> None:
         await lease.revoke()
 
 
+@of_each_kind
 async def test_a_request(address: str) -> None:
     async with meeting(address) as (_, client, server):
         kept: list[Any] = []
@@ -174,6 +198,25 @@ async def test_a_request(address: str) -> None:
         await asyncio.wait([hearing])
 
 
+@of_each_kind
+async def test_a_pool(address: str) -> None:
+    async def keep(request: aiordma.Request) -> None:
+        await asyncio.Event().wait()
+
+    async with (
+        aiordma.serve_requests(keep, address, 0) as server,
+        aiordma.Pool(address, server.port, max_size=1) as pool,
+        pool.connection(),
+    ):
+
+        async def borrow() -> None:
+            async with pool.connection():
+                pass
+
+        await look_at_waits({"connection": borrow, "request": lambda: pool.request(b"?")})
+
+
+@of_each_kind
 async def test_streams(address: str) -> None:
     met: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     server = await aiordma.start_server(lambda *ends: met.set_result(ends), address, 0)
@@ -191,6 +234,17 @@ async def test_streams(address: str) -> None:
         for each in (writer, answers):
             each.close()
             await each.wait_closed()
+
+
+def test_without_the_tasks_of_c(loop_name: str) -> None:
+    """All of the above once more."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_C, "-q", "-W", "error", "-p", "no:cacheprovider",
+         f"--loop={loop_name}", "-k", "later", __file__],
+        check=False, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
 
 
 async def test_debug_mode_names_the_task_that_holds_up_the_loop(
