@@ -485,17 +485,17 @@ def test_the_collector_frees_a_line_that_has_been_left(what: Any) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_the_collector_between_any_two_steps(run: Run, seed: int) -> None:
     async def main() -> None:
-        chance, side = random.Random(seed), many()
-        tasks = sending(side, *numbered(60))
+        chance, side = random.Random(seed), many(send_depth=24)
+        tasks = sending(side, *numbered(24))
         with eager_collector():
             await settle()
-            for task in chance.sample(tasks, 20):
+            for task in chance.sample(tasks, 8):
                 task.cancel()
             for _ in range(8):
-                await called_by_the_loop(lambda: give(side, 5))
+                await called_by_the_loop(lambda: give(side, 2))
             ends = await results(tasks)
-        sent = [body for body, end in zip(numbered(60), ends, strict=True) if end is None]
-        assert len(sent) == 40
+        sent = [body for body, end in zip(numbered(24), ends, strict=True) if end is None]
+        assert len(sent) == 16
         assert side.bodies == sent
 
     run(main())
