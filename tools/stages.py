@@ -196,7 +196,6 @@ def _systems() -> tuple[Stage, ...]:
             (sys.executable, "tools/systems.py", "--make", system.release),
             limit_s=1800,
             report=False,
-            after="kernel",
         )
         for system in systems.SYSTEMS
     )
@@ -349,6 +348,8 @@ STAGES: tuple[Stage, ...] = (
         must_run=True,
     ),
     *_systems(),
+    *(_system_unit(python) for system in systems.SYSTEMS for python in system.pythons),
+    _local("runner-qemu", "the qemu engine itself", "tests/runner", *("-m", "qemu"), limit_s=1200),
     _device(
         "smoke-qemu",
         "the short list on a stock kernel with two CPUs, but for programs: it is emulated",
@@ -430,8 +431,6 @@ STAGES: tuple[Stage, ...] = (
         *("3.13", RXE, ALL_TESTS, "--loop=uvloop", "-m", f"smoke and not siw and {_SPECIAL}"),
         limit_s=600,
     ),
-    *(_system_unit(python) for system in systems.SYSTEMS for python in system.pythons),
-    _local("runner-qemu", "the qemu engine itself", "tests/runner", *("-m", "qemu"), limit_s=1200),
     _local(
         "runner",
         "the program that runs a command where a device is",

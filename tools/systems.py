@@ -243,7 +243,8 @@ def _entered(system: System, copy: Path, python: str = "") -> list[str]:
     from aiordma.testing.softroce import cache as kernels
 
     reports = ROOT / "build" / "test"
-    reports.mkdir(parents=True, exist_ok=True)
+    for shared in (reports, kernels.root()):
+        shared.mkdir(parents=True, exist_ok=True)
     places = (system.root, copy, ROOT, reports, kernels.root())
     words = ["unshare", "--mount", "sh", str(_ENTER), *map(str, places)]
     # Whatever the user's habit: a guest, and each program that it starts, is slow to compile.
