@@ -234,7 +234,10 @@ class WorkQueue:
         except BaseException:
             future.cancel()
             raise
-        return WorkCompletion.from_record(await future, wr_id)
+        try:
+            return WorkCompletion.from_record(await future, wr_id)
+        finally:
+            del future, entered, posted  # its exception has this frame: a cycle
 
     def _ring(self, built: Built | Transfer, entered: Sequence[Posted]) -> None:
         if code := built.post(self.qp._require(), entered):
