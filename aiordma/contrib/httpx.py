@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import httpcore
@@ -20,15 +20,27 @@ from aiordma.streams.stream_config import StreamConfig
 __all__ = ["RdmaBackend", "RdmaHTTPTransport"]
 
 
-@contextlib.contextmanager
-def _as_httpcore(late: type[Exception], failed: type[Exception]) -> Iterator[None]:
-    """Errors as httpcore's callers expect them."""
-    try:
-        yield
-    except TimeoutError as exc:
-        raise late(str(exc)) from exc
-    except OSError as exc:
-        raise failed(str(exc)) from exc
+class _AsHttpcore:
+    """Errors as httpcore's callers expect them.
+
+    No generator under `contextlib.contextmanager`: in CPython 3.12 and 3.13, one that replaces an
+    exception leaves that one in a cycle.
+    """
+
+    def __init__(self, late: type[Exception], failed: type[Exception]) -> None:
+        self._late = late
+        self._failed = failed
+
+    def __enter__(self) -> None:
+        """Nothing to do: the end of the block counts."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
+    ) -> None:
+        if isinstance(error, TimeoutError):
+            raise self._late(str(error)) from error
+        if isinstance(error, OSError):
+            raise self._failed(str(error)) from error
 
 
 class _Stream(httpcore.AsyncNetworkStream):
@@ -39,12 +51,12 @@ class _Stream(httpcore.AsyncNetworkStream):
         self._writer = writer
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        with _as_httpcore(httpcore.ReadTimeout, httpcore.ReadError):
+        with _AsHttpcore(httpcore.ReadTimeout, httpcore.ReadError):
             async with asyncio.timeout(timeout):
                 return await self._reader.read(max_bytes)
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        with _as_httpcore(httpcore.WriteTimeout, httpcore.WriteError):
+        with _AsHttpcore(httpcore.WriteTimeout, httpcore.WriteError):
             async with asyncio.timeout(timeout):
                 self._writer.write(buffer)
                 await self._writer.drain()
@@ -61,7 +73,7 @@ class _Stream(httpcore.AsyncNetworkStream):
         timeout: float | None = None,
     ) -> httpcore.AsyncNetworkStream:
         try:
-            with _as_httpcore(httpcore.ConnectTimeout, httpcore.ConnectError):
+            with _AsHttpcore(httpcore.ConnectTimeout, httpcore.ConnectError):
                 async with asyncio.timeout(timeout):
                     await self._writer.start_tls(ssl_context, server_hostname=server_hostname)
         except BaseException:
@@ -117,7 +129,7 @@ class RdmaBackend(httpcore.AsyncNetworkBackend):
             msg = "socket_options are not possible: an RDMA connection has no socket"
             raise ValueError(msg)
         local = None if local_address is None else (local_address, 0)
-        with _as_httpcore(httpcore.ConnectTimeout, httpcore.ConnectError):
+        with _AsHttpcore(httpcore.ConnectTimeout, httpcore.ConnectError):
             return _Stream(
                 *await open_connection(
                     host, port, local_addr=local, config=self._config, timeout=timeout

@@ -126,7 +126,10 @@ class RdmaDatagramTransport(Uncopied, transports._FlowControlMixin, asyncio.Data
         started = self._loop.create_future()
         self._loop.call_soon(protocol.connection_made, self)
         self._loop.call_soon(self._listen, started)
-        await started
+        try:
+            await started
+        finally:
+            del started  # its exception has this frame: a cycle
 
     def _listen(self, started: asyncio.Future[None]) -> None:
         try:

@@ -60,7 +60,10 @@ class Opening(Coroutine[Any, Any, T], Generic[T]):
 
     def throw(self, *error: Any) -> Any:
         """Raise an exception where the coroutine waits."""
-        return self._coroutine.throw(*error)
+        try:
+            return self._coroutine.throw(*error)
+        finally:
+            del error  # its traceback has this frame: a cycle
 
     def close(self) -> None:
         """End the coroutine where it waits, or before it begins.

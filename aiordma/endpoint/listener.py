@@ -287,6 +287,7 @@ class Listener(Uncopied):
                 await self._waiters.wait()
             finally:
                 registry.let_go(task, self._loop)
+                del task  # it keeps its error, whose traceback has this frame: a cycle
         item = queue.popleft()
         if queue:
             self._waiters.grant(None)
@@ -563,11 +564,11 @@ async def _made(
     offer = plan.offer(link.context.attributes, event.responder_resources, event.initiator_depth)
     if link.log.tells(logging.DEBUG):
         link.note("accepts %s by queue pair %d", peer_text(request.peername), link.qp.num)
+    greeting: asyncio.Future[None] | None = None
     try:
         # Before the answer: the client's first messages may come with its confirmation.
         ends = request.peername, request.sockname
         connection._meet(hello, event.initiator_depth, request.peername, ends)
-        greeting = None
         if hello is not None:
             greeting = connection._await_greeting()
             private_data = connection._hello(private_data, ANSWER_ROOM)
@@ -582,6 +583,8 @@ async def _made(
             link.note("is not made: %r", exc)
         connection.abort()
         raise
+    finally:
+        del greeting  # its exception has this frame: a cycle
     request.leave()
     listener._clients.add(connection)
     connection._opened(event.qp_num)

@@ -632,7 +632,10 @@ class Exposer:
         text = f"{text} takes messages up to {self.limit} bytes, this has {size} ({hint})"
         error = MessageTooLargeError(text)
         error.hint = hint
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # its traceback has this frame: a cycle
 
     async def _exposed(
         self, parts: list[memoryview], size: int, imm: int | None, opening: Opening | None

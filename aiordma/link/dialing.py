@@ -154,6 +154,8 @@ async def _dial(
             raise
         text = f"no connection to {host} port {port} within {limit.seconds} s"
         raise _too_late(text, course) from (course.refusal or exc)
+    finally:
+        course.refusal = None  # its traceback has frames that keep the course: a cycle
 
 
 async def _from_a_free_port(attempt: Callable[[], Coroutine[object, object, T]]) -> T:

@@ -198,8 +198,11 @@ def _listen_once(
                 passed_over = passed_over or exc
             else:
                 ids.append(cm_id)
-        if passed_over is not None and not ids:
-            raise passed_over
+        try:
+            if passed_over is not None and not ids:
+                raise passed_over
+        finally:
+            del passed_over  # its traceback has this frame: a cycle
         undo.pop_all()
     return ids
 

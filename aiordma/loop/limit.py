@@ -102,11 +102,14 @@ class Limit:
             return
         self._timer.cancel()
         self._timer = None
-        if (
+        late = (
             self.expired
             and self._task.uncancel() <= self._canceling
             and kind is asyncio.CancelledError
-        ):
+        )
+        # A task keeps the error that it ends with, and the error's traceback may keep this limit.
+        del self._task
+        if late:
             if not self._what:
                 raise TimeoutError from error
             text = f"{self._what} took longer than {self.seconds:g} s"

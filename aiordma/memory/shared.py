@@ -353,7 +353,10 @@ class Memory(Uncopied):
             )
             error = NotSupportedError(errno.EOPNOTSUPP, text)
             error.hint = "if all peers are trusted with it, say so by Memory(..., trusted=...)"
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback has this frame: a cycle
 
     def _gives(self, rights: Access) -> bool:
         """Whether a part can be opened with these rights."""

@@ -83,12 +83,15 @@ class Place:
         Cancellation: `leave` has to follow.
         """
         answer.add_done_callback(self._wake)
-        await self._ready
-        if self._filling is not None and not answer.done():
-            filling, self._filling = self._filling, None
-            if await filling.fill(self._view):
-                self.size = self._length
-        return await answer
+        try:
+            await self._ready
+            if self._filling is not None and not answer.done():
+                filling, self._filling = self._filling, None
+                if await filling.fill(self._view):
+                    self.size = self._length
+            return await answer
+        finally:
+            del answer  # its exception has this frame: a cycle
 
     def leave(self) -> None:
         """The task waits no more; an answer that was offered and not read is dropped."""

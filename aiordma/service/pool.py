@@ -194,6 +194,8 @@ class _Core:
         except BaseException:
             self._leave_line(place)
             raise
+        finally:
+            del future, place  # its exception has this frame: a cycle
 
     def _leave_line(self, place: tuple[asyncio.Future[_Member], bool]) -> None:
         """A task leaves the line by an exception, perhaps in the moment of its grant."""
@@ -309,7 +311,8 @@ class _Core:
                     )
                 except Exception as exc:
                     self.counts.errors += 1
-                    self._last_error = exc
+                    # Its traceback has this frame, and the frame this object: a cycle.
+                    self._last_error = exc.with_traceback(None)
                     self._failures += 1
                     _log.info("pool to %s port %d: %s", settings.host, settings.port, exc)
                 else:

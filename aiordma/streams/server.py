@@ -251,6 +251,7 @@ class RdmaServer(Uncopied, asyncio.AbstractServer):
         assert task is not None
         assert self._tls is not None
         place = await self._tls_place(transport, request.source, task.cancel)
+        del task  # it keeps its error, whose traceback has this frame: a cycle
         request.leave()
         await secured(transport, protocol, self._tls, self._tls_times, server=self)
         place.leave()
@@ -268,14 +269,14 @@ class RdmaServer(Uncopied, asyncio.AbstractServer):
         self, transport: RdmaTransport, source: str, end: Callable[[], object]
     ) -> Place:
         port = transport._port
-        secure: asyncio.Future[Place] = self._loop.create_future()
+        # None if it is refused: an exception of the future would have this frame, which has it.
+        secure: asyncio.Future[Place | None] = self._loop.create_future()
 
         def refuse() -> None:
             if not secure.done():
                 self._acceptor.refused += 1
                 count("refused")
-                text = "too many TLS handshakes are under way"
-                secure.set_exception(ConnectionLostError(errno.ECONNABORTED, text))
+                secure.set_result(None)
 
         def begin(place: Place) -> None:
             # Free when its memory is, or when the handshake is over.
@@ -287,6 +288,9 @@ class RdmaServer(Uncopied, asyncio.AbstractServer):
 
         self._tls_places.arrive(source, begin, refuse)
         place = await secure
+        if place is None:
+            text = "too many TLS handshakes are under way"
+            raise ConnectionLostError(errno.ECONNABORTED, text)
         place.turn(functools.partial(self._acceptor.drop, port, end, lambda: False))
         return place
 
@@ -433,6 +437,7 @@ class RdmaServer(Uncopied, asyncio.AbstractServer):
         task = asyncio.current_task()
         if task is not None and task.cancelling() > 1:
             self._aborting = True  # canceled again before it has run
+        del task  # it keeps its error, whose traceback has this frame: a cycle
         try:
             self.close()
             self.close_clients()
@@ -593,12 +598,12 @@ async def _closing(handling: Coroutine[Any, Any, None], writer: asyncio.StreamWr
         writer.close()
         raise
     except Exception as exc:
-        context = {
+        # Not in a variable, which the traceback would keep: a cycle.
+        asyncio.get_running_loop().call_exception_handler({
             "message": "Unhandled exception in client_connected_cb",
             "exception": exc,
             "transport": writer.transport,
-        }
-        asyncio.get_running_loop().call_exception_handler(context)
+        })  # fmt: skip
         writer.close()
 
 

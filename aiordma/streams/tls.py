@@ -60,11 +60,16 @@ async def secured(
     except BaseException:
         wrapped.close()
         raise
+    finally:
+        del waiter  # its exception has this frame: a cycle
     return wrapped
 
 
 async def _handshake(waiter: asyncio.Future[None], ssl_protocol: Any) -> None:
-    await waiter
+    try:
+        await waiter
+    finally:
+        del waiter  # its exception has this frame: a cycle
     # asyncio takes a handshake that was aborted in the middle for success.  Its transport is not
     # asked: a program that has closed it twice has parted it from the protocol.
     if ssl_protocol._get_extra_info("cipher") is None:
@@ -138,4 +143,5 @@ async def start_tls(
     finally:
         if place is not None:
             place.leave()
+        del waiter  # its exception has this frame: a cycle
     return wrapped

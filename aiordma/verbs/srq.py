@@ -438,7 +438,10 @@ class SharedReceiveQueue(Resource):
         await self.room.acquire()
         (receive,) = self._post([request], [None])
         future = receive.future = self._loop.create_future()
-        completion: WorkCompletion = await future
+        try:
+            completion: WorkCompletion = await future
+        finally:
+            del future, receive  # its exception has this frame: a cycle
         return completion
 
     # Completions

@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import weakref
 from collections import Counter, deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -234,7 +235,10 @@ class WorkQueue:
         except BaseException:
             future.cancel()
             raise
-        return WorkCompletion.from_record(await future, wr_id)
+        try:
+            return WorkCompletion.from_record(await future, wr_id)
+        finally:
+            del future, entered, posted  # its exception has this frame: a cycle
 
     def _ring(self, built: Built | Transfer, entered: Sequence[Posted]) -> None:
         if code := built.post(self.qp._require(), entered):
@@ -409,7 +413,15 @@ class WorkQueue:
 
     def fail_waiters(self) -> None:
         """End the tasks that wait for places."""
-        self.room.fail(lambda: self._flushed("a request that waited for a place", None))
+        # Weakly: the room keeps the function, and this queue, which alone asks it, keeps the room.
+        own = weakref.ref(self)
+
+        def flushed() -> CompletionError:
+            queue = own()
+            assert queue is not None
+            return queue._flushed("a request that waited for a place", None)
+
+        self.room.fail(flushed)
 
     def abandon(self) -> None:
         """Fail requests never flushed, and release their memory: the queue pair is destroyed."""

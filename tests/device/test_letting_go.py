@@ -11,7 +11,7 @@ import errno
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -22,9 +22,9 @@ from aiordma.endpoint.sending import Exposer
 from aiordma.memory.pool import BufferPool
 from tests.device.ends import connected
 from tests.device.meeting import meet, part
-from tests.device.oracle import settle, until
+from tests.device.oracle import reported, settle, until
 from tests.device.streaming import Note, noted, stream_pair
-from tests.inside.endpoint import exposer_of, says_goodbye, state_of
+from tests.inside.endpoint import exposer_of, says_goodbye, state_of, waiting_requests
 from tests.native_ends import ALL
 
 Ends = tuple[Connection, Connection]
@@ -59,6 +59,17 @@ async def leaves_nothing(scene: Callable[[], Awaitable[None]]) -> None:
         await until(lambda: not alive() - before)
     except TimeoutError:
         pytest.fail(f"still there: {alive() - before}")
+
+
+async def fails(kind: type[BaseException], *calls: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    """Each call raises this, as a task of its own and where a task awaits it."""
+
+    async def within(call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        await call()
+
+    doing = [make for call in calls for make in (call(), within(call))]
+    done = {type(exc) for exc in await asyncio.gather(*doing, return_exceptions=True)}
+    assert done == {kind}
 
 
 async def _idle(ends: Ends) -> None:
@@ -170,6 +181,19 @@ async def _hurried(ends: Ends) -> None:
         await closing
 
 
+async def _lost_lease(ends: Ends) -> None:
+    client, server = ends
+
+    async def look() -> None:
+        _ = lease.view
+
+    lease = server.expose(bytearray(4096), read=True)
+    async with lease:
+        client.abort()
+        await server.wait_closed()
+        await fails(aiordma.ConnectionLostError, look)
+
+
 async def _events(ends: Ends) -> None:
     client, server = ends
     events = client.events()
@@ -181,7 +205,7 @@ async def _events(ends: Ends) -> None:
 
 _CONNECTIONS = (
     _idle, _messages, _large, _operations, _unread, _waiting, _aborted, _refused, _unreadable,
-    _hurried, _events, _gathered,
+    _hurried, _lost_lease, _events, _gathered,
 )  # fmt: skip
 
 
@@ -300,3 +324,187 @@ async def test_native_ends(address: str) -> None:
                 await ends.write(region.addr, region.rkey, b"there")
 
     await leaves_nothing(scene)
+
+
+# What fails
+
+
+async def _nobody(address: str) -> None:
+    await fails(
+        aiordma.ConnectionRejectedError,
+        lambda: aiordma.connect(address, 9),
+        lambda: aiordma.open_connection(address, 9),
+    )
+
+
+async def _rejected(address: str) -> None:
+    async with aiordma.listen(address, 0) as listener:
+        requests = listener.requests()
+
+        async def reject() -> None:
+            for _ in range(2):
+                (await anext(requests)).reject(b"no")
+
+        rejecting = asyncio.create_task(reject())
+        await fails(
+            aiordma.ConnectionRejectedError, lambda: aiordma.connect(address, listener.port)
+        )
+        await rejecting
+
+
+async def _unanswered(address: str) -> None:
+    async with aiordma.listen(address, 0) as listener:
+        listener.requests()
+        await fails(
+            aiordma.ConnectTimeoutError,
+            lambda: aiordma.connect(address, listener.port, timeout=0.1),
+        )
+
+
+async def _refused_for_now(address: str) -> None:
+    """The error of the client names the refusals that it has tried again after."""
+    async with aiordma.listen(address, 0, backlog=1) as listener:
+        listener.requests()
+        first = asyncio.create_task(aiordma.connect(address, listener.port))
+        await until(lambda: waiting_requests(listener) == 1)
+        await fails(
+            aiordma.ConnectTimeoutError,
+            lambda: aiordma.connect(address, listener.port, timeout=0.5),
+        )
+        first.cancel()
+        await asyncio.wait([first])
+
+
+async def _given_up(address: str) -> None:
+    """The program cancels a connect, early and late."""
+    async with aiordma.listen(address, 0) as listener:
+        for turns in (0, 1, 3, 10, 30):
+            connecting: list[asyncio.Task[Any]] = [
+                asyncio.create_task(aiordma.connect(address, listener.port)),
+                asyncio.create_task(aiordma.open_connection(address, listener.port)),
+            ]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            for task in connecting:
+                task.cancel()
+            await asyncio.wait(connecting)
+            for task in connecting:
+                if not task.cancelled() and task.exception() is None:
+                    task.result().abort()
+
+
+async def _nowhere_to_listen(address: str) -> None:
+    hosts = ["192.0.2.1", "192.0.2.2"]
+    await fails(aiordma.RdmaOSError, lambda: aiordma.start_server(lambda *_: None, hosts, 0))
+
+
+async def _accepts_no_more(address: str) -> None:
+    async with aiordma.listen(address, 0) as listener:
+
+        async def close() -> None:
+            await asyncio.sleep(0)  # the tasks behind this one wait
+            listener.close()
+
+        closing = asyncio.create_task(close())
+        await fails(aiordma.ResourceClosedError, listener.accept)
+        await closing
+
+
+async def _too_large(address: str) -> None:
+    async with (
+        aiordma.listen(address, 0, config=_LIMITED) as listener,
+        aiordma.connect(address, listener.port, config=_LIMITED) as client,
+        await listener.accept(),
+    ):
+        await fails(aiordma.MessageTooLargeError, lambda: client.send(bytes(1_000_000)))
+
+
+async def _answer(request: aiordma.Request) -> bytes:
+    if request.body == b"refuse":
+        raise aiordma.RequestUnknownError("no such thing")
+    await asyncio.Event().wait()
+    return b""
+
+
+async def _requests(address: str) -> None:
+    async with aiordma.serve_requests(_answer, address, 0) as server:
+        client = await aiordma.connect(address, server.port)
+        for into in (None, bytearray(100)):
+            await fails(
+                aiordma.RequestUnknownError,
+                lambda into=into: client.request(b"refuse", into=into),  # type: ignore[misc]
+            )
+            await fails(
+                aiordma.RequestDeadlineError,
+                lambda into=into: client.request(b"?", into=into, timeout=0.1),  # type: ignore[misc]
+            )
+        asyncio.get_running_loop().call_later(0.01, client.abort)
+        await fails(
+            aiordma.ResourceClosedError,
+            lambda: client.request(b"?"),
+            lambda: client.request(b"?", into=bytearray(100)),
+        )
+        await client.close()
+
+
+async def _pool(address: str) -> None:
+    """Nobody answers, then nothing is free, then the pool is closed."""
+    async with aiordma.Pool(address, 9) as pool:
+        await fails(aiordma.PoolTimeoutError, lambda: pool.request(b"?", timeout=0.1))
+    async with (
+        aiordma.serve_requests(_answer, address, 0) as server,
+        aiordma.Pool(address, server.port, max_size=1) as pool,
+        pool.connection(),
+    ):
+
+        async def borrow(timeout: float) -> None:
+            async with pool.connection(timeout=timeout):
+                """Never here."""
+
+        await fails(aiordma.PoolTimeoutError, lambda: borrow(0.1))
+        closing: list[asyncio.Task[None]] = []
+        asyncio.get_running_loop().call_later(
+            0.01, lambda: closing.append(asyncio.create_task(pool.close(0)))
+        )
+        await fails(aiordma.ResourceClosedError, lambda: borrow(10))
+        await closing.pop()
+
+
+async def _handler_of_streams(address: str) -> None:
+    async def handle(reader: aiordma.RdmaStreamReader, writer: aiordma.RdmaStreamWriter) -> None:
+        raise KeyError(await reader.read(3))
+
+    async with await aiordma.start_server(handle, address, 0) as server:
+        with reported() as reports:
+            reader, writer = await aiordma.open_connection(address, server.port)
+            writer.write(b"abc")
+            assert await reader.read() == b""
+            writer.close()
+            await writer.wait_closed()
+            assert [type(each["exception"]) for each in reports] == [KeyError]
+            reports.clear()
+
+
+async def _native(address: str) -> None:
+    """A key that the peer does not have; the second write is flushed."""
+    async with connected(address) as ends:
+        with aiordma.verbs.MemoryRegion(ends.client.pd, 64, ALL) as region:
+
+            async def read() -> None:
+                await ends.client.qp.read(region, region.addr, 1)
+
+            done = await asyncio.gather(read(), read(), return_exceptions=True)
+            assert all(isinstance(it, aiordma.CompletionError) for it in done)
+
+
+_LIMITED = ConnectionConfig(max_message_size=100_000)
+_FAILURES = (
+    _nobody, _rejected, _unanswered, _refused_for_now, _given_up, _nowhere_to_listen,
+    _accepts_no_more, _too_large, _requests, _pool, _handler_of_streams, _native,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("what", _FAILURES, ids=lambda what: what.__name__[1:])
+async def test_a_failure(address: str, what: Callable[[str], Awaitable[None]]) -> None:
+    """A task that ends with an error keeps it, and an error the frames that it has passed."""
+    await leaves_nothing(lambda: what(address))

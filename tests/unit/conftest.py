@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
@@ -67,3 +68,12 @@ async def settle(rounds: int = 5) -> None:
     """Let every other task run until it waits."""
     for _ in range(rounds):
         await asyncio.sleep(0)
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    """What is in a cycle stays."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()

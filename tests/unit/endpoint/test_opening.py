@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import warnings
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -167,3 +168,25 @@ def test_a_block_without_async_is_told_what_to_write(name: str) -> None:
         warnings.simplefilter("error")  # it is not told as well that nothing was awaited
         with pytest.raises(TypeError, match=rf"`async with {name}\(\.\.\.\)`"):
             CALLS[name]().__enter__()  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("without_collector")
+def test_what_a_failed_one_has_goes_with_its_task(run: Run) -> None:
+    async def main() -> None:
+        gone: list[weakref.ref[Opened]] = []
+
+        async def open_() -> None:
+            held = Opened()
+            gone.append(weakref.ref(held))
+            await asyncio.get_running_loop().create_future()
+
+        task = asyncio.create_task(Opening(open_(), "open"))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        del task
+        await asyncio.sleep(0)
+        assert gone[0]() is None
+
+    run(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
@@ -196,5 +197,27 @@ def test_a_patient_limit_that_is_held_in_its_last_turns_ends_all_the_same(run: R
                 await for_ever()
         assert limit.expired
         meddle_soon.cancel()
+
+    run(main())
+
+
+@pytest.mark.usefixtures("without_collector")
+@pytest.mark.parametrize("kind", [Limit, PatientLimit])
+def test_what_a_late_task_has_goes_with_the_task(run: Run, kind: type[Limit]) -> None:
+    async def main() -> None:
+        gone: list[weakref.ref[Own]] = []
+
+        async def late() -> None:
+            limit, own = kind(0.002), Own(None)
+            gone.append(weakref.ref(own))
+            with limit:
+                await for_ever()
+
+        task = asyncio.create_task(late())
+        await asyncio.wait([task])
+        assert isinstance(task.exception(), TimeoutError)
+        del task
+        await settle()
+        assert gone[0]() is None
 
     run(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from typing import Any
 from unittest import mock
 
@@ -217,6 +218,17 @@ def test_what_is_never_flushed_is_given_up(run: Run) -> None:
         assert caller.memory.users == 0
 
     run(main())
+
+
+@pytest.mark.usefixtures("without_collector")
+def test_one_that_was_given_up_goes_with_its_last_reference() -> None:
+    adapter = Adapter(overtaking=False)
+    adapter.queue.give_up()
+    with pytest.raises(FlushedError, match="waited for a place"):
+        adapter.queue.room.try_acquire()
+    gone = weakref.ref(adapter.queue)
+    del adapter
+    assert gone() is None
 
 
 def test_entering_is_all_or_nothing(run: Run) -> None:
