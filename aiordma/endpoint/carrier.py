@@ -27,10 +27,12 @@ class FrameCarrier:
         require_size: Raises if the peer takes no message of this size.
         budget: Of the bytes of requests; None of a connection that no listener has made.
         connection: The connection, weakly, as of all of its parts.
+        timeout: Seconds that a call waits, if the program does not say; None for no limit.
     """
 
     __slots__ = (
-        "_budget", "_connection", "_link", "_outcome", "_receiver", "_require_size", "_send_frame",
+        "_budget", "_connection", "_link", "_outcome", "_receiver", "_request_timeout_s",
+        "_require_size", "_send_frame",
     )  # fmt: skip
 
     def __init__(
@@ -42,8 +44,10 @@ class FrameCarrier:
         require_size: Callable[[int], None],
         budget: RequestBudget | None,
         connection: Callable[[], Any],
+        timeout: float | None,
     ) -> None:
         self._connection = connection
+        self._request_timeout_s = timeout
         self._link = link
         self._receiver = receiver
         self._outcome = outcome

@@ -378,7 +378,7 @@ class Connection(Uncopied):
                 changed before the answer is here.
             timeout: Seconds for all of it; the peer's `Request.remaining` shows them.  Zero or
                 less means that the deadline has already passed: nothing is sent.  None for
-                no limit; by default `config.request_timeout_s`.
+                no limit; by default `config.request_timeout_s`, of which the peer is not told.
             into: Memory for the answer: a writable buffer, as of `recv_into`, which stays exported
                 until the call ends.  None: the answer is a message.
 
@@ -408,14 +408,12 @@ class Connection(Uncopied):
         under way are waited for, as by `recv_into`.
         """
         calls = self._exchange.calls
-        if timeout is ...:
-            timeout = self.config.request_timeout_s
         if tally.observed:
             return self._request_observed(calls, buf, timeout, into)
         return calls.request(buf, timeout, into)
 
     async def _request_observed(
-        self, calls: Calls, buf: Any, timeout: float | None, into: Any
+        self, calls: Calls, buf: Any, timeout: float | EllipsisType | None, into: Any
     ) -> Message | int:
         # Made in here: a task that is canceled before its first step would leave it unawaited.
         with tally.Operation("request", self._peer_attributes):
@@ -461,7 +459,7 @@ class Connection(Uncopied):
             send = functools.partial(Connection.send, self)  # of the class: `send` is replaced
             carrier = FrameCarrier(
                 self._link, self._receiver, self._outcome, send, self._require_size,
-                self._request_budget, weakref.ref(self),
+                self._request_budget, weakref.ref(self), self.config.request_timeout_s,
             )  # fmt: skip
             exchange = self._receiver.reserve(Exchange(self._link.loop, carrier))
             vars(self)["send"] = _no_send  # so that a send without requests pays nothing

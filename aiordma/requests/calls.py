@@ -15,9 +15,13 @@ Theory of operation
     A frame that fits into a slot was sent, or was not: a call whose send was canceled then leaves
     nothing behind.  A body of its own may have been sent in part; its frame was, so CANCEL follows.
 
-    Most calls have a deadline, and few reach it.  So the calls that wait for their answers share
-    one timer, and each costs two comparisons.  At a deadline the answers that have arrived count:
-    a loop that was busy has their events before the timer's, and the tasks are to get them.
+    Most calls have a deadline, and few reach it.  So all calls share one timer, the alarm, which is
+    set again only when it has rung: a call costs two comparisons, and one more for each step that
+    has to wait.  At a deadline the answers that have arrived count: a loop that was busy has their
+    events together with the alarm's, and the tasks are to get them.
+
+    The peer is told of a limit that the program has set for the call.  That of the configuration
+    only bounds the wait, and its end is told by CANCEL, as any other.
 """
 
 from __future__ import annotations
@@ -26,12 +30,13 @@ import asyncio
 import errno
 import math
 from collections.abc import Awaitable, Callable, Coroutine
+from types import EllipsisType
 from typing import Any, TypeVar, overload
 
 from aiordma._core import Message
 from aiordma.arguments import bytes_of, seconds_left
 from aiordma.errors import ConnectionLostError, ProtocolError, RequestDeadlineError
-from aiordma.loop.limit import Limit
+from aiordma.loop.timers import Timer, call_later
 from aiordma.loop.wait_line import WaitLine
 from aiordma.requests.outbox import Outbox
 from aiordma.requests.place import Place
@@ -61,6 +66,8 @@ MOST_ABANDONED = 4096
 UNANSWERED_S = 120.0
 #: A loop that was held up for all of the time has had one of these steps only.
 _STEPS = 4
+#: Turns of the loop that what has arrived at a deadline has, to reach its task.
+_TURNS = 4
 
 
 T = TypeVar("T")
@@ -73,8 +80,8 @@ class Calls:
 
     __slots__ = (
         "_abandoned", "_alarm", "_bytes", "_calls", "_carrier", "_due", "_failure", "_granted",
-        "_granted_bytes", "_held", "_line", "_loop", "_number", "_outbox", "_places", "_room",
-        "_sender", "_steps", "_timer", "_told",
+        "_granted_bytes", "_held", "_limit_s", "_line", "_loop", "_number", "_outbox", "_places",
+        "_room", "_sender", "_steps", "_timer", "_told", "_waits",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, carrier: Carrier, outbox: Outbox) -> None:
@@ -83,6 +90,7 @@ class Calls:
         self._outbox = outbox
         self._sender = carrier._frame_sender
         self._room = carrier._frame_room - HEADER_SIZE
+        self._limit_s = carrier._request_timeout_s
         self._calls: dict[int, _Call] = {}
         self._number = 0
         self._granted, self._granted_bytes = INITIAL_REQUESTS, INITIAL_BYTES
@@ -93,7 +101,8 @@ class Calls:
         self._steps = 0  # since the last final frame
         self._timer: asyncio.TimerHandle | None = None  # while there are abandoned calls
         self._due = math.inf  # when the alarm rings: at the first deadline, or before
-        self._alarm: asyncio.Handle | None = None
+        self._alarm: Timer | asyncio.Handle | None = None
+        self._waits: dict[asyncio.Task[Any], float] = {}  # deadlines of `_until`
         self._line: WaitLine[None] = WaitLine()
         self._failure: Callable[[], BaseException] | None = None
 
@@ -103,34 +112,38 @@ class Calls:
 
     @overload
     def request(
-        self, buf: Any, timeout: float | None, into: None = None
+        self, buf: Any, timeout: float | EllipsisType | None, into: None = None
     ) -> Coroutine[Any, Any, Message]: ...
 
     @overload
     def request(
-        self, buf: Any, timeout: float | None, into: Any
+        self, buf: Any, timeout: float | EllipsisType | None, into: Any
     ) -> Coroutine[Any, Any, Message | int]: ...
 
     def request(
-        self, buf: Any, timeout: float | None, into: Any = None
+        self, buf: Any, timeout: float | EllipsisType | None, into: Any = None
     ) -> Coroutine[Any, Any, Message | int]:
         """As `Connection.request`."""
-        if timeout is not None:
+        tell = False
+        if timeout is ...:
+            timeout = self._limit_s
+        elif timeout is not None:
             timeout = seconds_left("timeout", timeout)
+            tell = timeout != math.inf
         if into is not None:
-            return self._request_into(buf, timeout, into)
-        return self._request(buf, timeout)
+            return self._request_into(buf, timeout, tell, into)
+        return self._request(buf, timeout, tell)
 
-    async def _request_into(self, buf: Any, timeout: float | None, into: Any) -> int:
+    async def _request_into(self, buf: Any, timeout: float | None, tell: bool, into: Any) -> int:
         with bytes_of("into", into, writable=True) as view:
             if not view:
                 msg = "into is empty: an empty answer needs room for a byte, too"
                 raise ValueError(msg)
             place = Place(self._loop, view)
-            return await place.take(await self._request(buf, timeout, place))
+            return await place.take(await self._request(buf, timeout, tell, place))
 
     async def _request(
-        self, buf: Any, timeout: float | None, place: Place | None = None
+        self, buf: Any, timeout: float | None, tell: bool, place: Place | None = None
     ) -> Message:
         carrier = self._carrier
         buf, size = body_of("a request", buf, self._room)
@@ -140,6 +153,8 @@ class Calls:
             timeout = deadline = math.inf
         elif timeout:
             deadline = self._loop.time() + timeout
+            if deadline < self._due:
+                self._ring_at(deadline)
         else:
             text = "the deadline of the request had passed before: nothing was sent"
             raise RequestDeadlineError(errno.ETIMEDOUT, text)
@@ -167,7 +182,7 @@ class Calls:
             self._places[number] = place
         begun = whole = False
         try:
-            left = 0 if deadline == math.inf else microseconds(left_s)
+            left = microseconds(left_s) if tell else 0
             if size <= self._room:
                 request = pack(REQUEST_HEAD, number, left) + buf
                 if self._sender(request, None):
@@ -180,8 +195,6 @@ class Calls:
                 await self._until(deadline, timeout, carrier._send_frame(buf, number))
             if place is not None:
                 return await self._until(deadline, timeout, place.answered(answer))
-            if deadline < self._due:
-                self._ring_at(deadline)
             return await answer
         except BaseException as exc:
             dropped = place is not None and place.left  # in the middle of its bytes
@@ -202,29 +215,47 @@ class Calls:
 
     async def _until(self, deadline: float, timeout: float, step: Awaitable[T]) -> T:
         """Await a step of a call, but for the wait for the answer alone."""
-        limit = Limit(None if deadline == math.inf else deadline - self._loop.time())
+        task = asyncio.current_task(self._loop)
+        assert task is not None
+        canceling = task.cancelling()
+        self._waits[task] = deadline
         try:
-            with limit:
-                return await step
-        except TimeoutError:
-            if not limit.expired:
-                raise
+            return await step
+        except asyncio.CancelledError:
+            if task in self._waits or task.cancelling() > canceling + 1:
+                raise  # another call has canceled the task
             raise self._late(timeout) from None
+        finally:
+            if self._waits.pop(task, None) is None:
+                task.uncancel()  # `_expire` has canceled it
 
     def _ring_at(self, deadline: float) -> None:
+        # Not a timer of the loop, which would make each of its turns dearer.
+        alarm = call_later(self._loop, deadline - self._loop.time(), self._on_alarm)
         if self._alarm is not None:
             self._alarm.cancel()
-        self._due = deadline
-        self._alarm = self._loop.call_at(deadline, self._on_alarm)
+        self._alarm, self._due = alarm, deadline
 
-    def _on_alarm(self) -> None:
-        # Not at once, as `Limit`: of a loop that was late, the reader may be next.
-        self._alarm = self._loop.call_soon(self._expire)
+    def _on_alarm(self, turns: int = _TURNS) -> None:
+        # Not at once: of a loop that was late, the reader may be next, and then the tasks.
+        if turns:
+            self._alarm = self._loop.call_soon(self._on_alarm, turns - 1)
+        else:
+            self._expire()
 
     def _expire(self) -> None:
         """End the waits whose deadlines have passed."""
         self._alarm, self._due = None, math.inf
         now, due = self._loop.time(), math.inf
+        late = []
+        for task, deadline in self._waits.items():
+            if deadline > now:
+                due = min(due, deadline)
+            else:
+                late.append(task)
+        for task in late:
+            del self._waits[task]
+            task.cancel()
         for answer, _, deadline, timeout in self._calls.values():
             if deadline > now:
                 due = min(due, deadline)
@@ -232,7 +263,7 @@ class Calls:
                 answer.set_exception(self._late(timeout))
         if due < math.inf:
             # A look costs some 100 ns for each call: at most a tenth of the time.
-            self._ring_at(max(due, now + 1e-6 * len(self._calls)))
+            self._ring_at(max(due, now + 1e-6 * (len(self._calls) + len(self._waits))))
 
     def _late(self, timeout: float) -> RequestDeadlineError:
         text = f"no answer to the request within {timeout:.3g} s"
@@ -377,6 +408,7 @@ class Calls:
         self._stop_timer()
         if self._alarm is not None:
             self._alarm.cancel()
+        self._due = -math.inf  # what still waits ends with the connection
         self._line.fail(failure)
         calls, self._calls = self._calls, {}
         for answer, *_ in calls.values():

@@ -70,7 +70,8 @@ class Request(Uncopied):
 
     Attributes:
         body: The bytes of the peer; a `Message`, which is the program's.
-        deadline: Time of the loop's clock at which the peer gives up; None for never.
+        deadline: Time of the loop's clock at which the peer gives up; None if its program has set
+            no limit for this request.
     """
 
     __slots__ = (
@@ -109,7 +110,11 @@ class Request(Uncopied):
 
     @property
     def remaining(self) -> float | None:
-        """Seconds until the peer gives up, 0 if it has; None for no limit."""
+        """Seconds until the peer gives up, 0 if it has; None if it has set no limit of its own.
+
+        A peer that waits for the time of its configuration does not say so.  When it gives up, the
+        request is canceled.
+        """
         if self.deadline is None:
             return None
         return max(0.0, self.deadline - self._served.loop.time())

@@ -146,6 +146,10 @@ class Carrier(Protocol):
         """Bytes of a message that fits into a slot."""
 
     @property
+    def _request_timeout_s(self) -> float | None:
+        """Seconds that a call waits, if the program does not say; None for no limit."""
+
+    @property
     def _request_share(self) -> Share | None:
         """The share of the budget of requests; None of a connection that no listener has."""
 

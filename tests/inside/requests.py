@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 from aiordma import Connection, Request
 from aiordma.requests.calls import Calls
 from aiordma.requests.exchange import Exchange
@@ -18,6 +21,18 @@ def exchange_of(connection: Connection) -> Exchange:
 def held_by(calls: Calls) -> tuple[int, int, int]:
     """Calls with a number, calls that count against the grant, and their bytes."""
     return len(calls._calls), calls._held, calls._bytes
+
+
+def is_waiting(calls: Calls, task: asyncio.Task[Any]) -> bool:
+    """Whether the task waits for anything but an answer that comes as a message."""
+    return task in calls._waits
+
+
+def expire(calls: Calls, task: asyncio.Task[Any]) -> None:
+    """As if the deadline of a task that waits had passed."""
+    assert task in calls._waits
+    calls._waits[task] = 0.0
+    calls._expire()
 
 
 def held_of(served: Served) -> tuple[int, int, int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections import deque
+from types import EllipsisType
 from typing import Any
 
 from aiordma._core import Message
@@ -30,8 +31,9 @@ class End:
         cause: The reason for which its requests ended it.
     """
 
-    def __init__(self, share: Share | None = None) -> None:
+    def __init__(self, share: Share | None = None, limit_s: float | None = None) -> None:
         self.share = share
+        self._request_timeout_s = limit_s
         self.loop = asyncio.get_running_loop()
         self.peer: End | None = None
         self.credits: int | None = None
@@ -140,7 +142,7 @@ class End:
             self.credits += credits
         self._room.set()
 
-    async def request(self, data: Any, timeout: float | None = None) -> bytes:
+    async def request(self, data: Any, timeout: float | EllipsisType | None = None) -> bytes:
         return bytes(await self.exchange.calls.request(data, timeout))
 
     def requests(self, limit: int = 256, limit_bytes: int = 1 << 20) -> Requests:
@@ -148,9 +150,9 @@ class End:
         return Requests(self.exchange.served)
 
 
-async def lone() -> End:
-    """An end whose peer is the test."""
-    end = End()
+async def lone(limit_s: float | None = None) -> End:
+    """An end whose peer is the test; its calls have a limit by default."""
+    end = End(limit_s=limit_s)
     end.exchange.start()
     await asyncio.sleep(0)
     return end

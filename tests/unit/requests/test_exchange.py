@@ -21,6 +21,8 @@ from aiordma import (
     RequestUnknownError,
     ResourceClosedError,
 )
+from aiordma.loop.timers import Timer, call_later
+from aiordma.requests import calls as calls_module
 from aiordma.requests.wire import (
     ANSWER_BODY,
     HEADER_SIZE,
@@ -29,7 +31,7 @@ from aiordma.requests.wire import (
     frame,
 )
 from tests.device.stepping import Steps, every_step, run_canceled
-from tests.inside.requests import held_by, held_of, number_of, set_number
+from tests.inside.requests import expire, held_by, held_of, is_waiting, number_of, set_number
 
 from ..conftest import Run, settle
 from .pipe import LARGE, LARGEST, NOTHING, ROOM, End, echo, joined, lone, part
@@ -254,6 +256,77 @@ def test_many_deadlines_share_a_timer(run: Run) -> None:
             assert not task.done()
             task.cancel()
         await asyncio.wait(tasks)
+        await part(client)
+
+    run(main())
+
+
+@pytest.mark.parametrize("into", [False, True])
+def test_the_default_limit_ends_each_wait(
+    run: Run, monkeypatch: pytest.MonkeyPatch, *, into: bool
+) -> None:
+    """For the answer, for room to send and for the grant; with one timer for all of them."""
+    timers: list[float] = []
+
+    def count(loop: asyncio.AbstractEventLoop, delay: float, function: Callable[[], None]) -> Timer:
+        timers.append(delay)
+        return call_later(loop, delay, function)
+
+    monkeypatch.setattr(calls_module, "call_later", count)
+
+    async def main() -> None:
+        client = await lone(limit_s=0.25)
+        calls = client.exchange.calls
+        client.credits = 5
+        memory = [bytearray(4) if into else None for _ in range(40)]
+        tasks = [asyncio.ensure_future(calls.request(b"?", ..., each)) for each in memory]
+        await settle()
+        assert timers == pytest.approx([0.25], abs=0.1)
+        assert held_by(calls) == (16, 16, 16)
+        assert [is_waiting(calls, task) for task in tasks] == [into] * 5 + [True] * 35
+        assert len(client.sent) == 5
+        assert {data[8:HEADER_SIZE] for data, _ in client.sent} == {bytes(8)}, "it is not told"
+        began = client.loop.time()
+        await asyncio.wait(tasks)
+        assert 0.2 <= client.loop.time() - began < 10
+        for task in tasks:
+            assert isinstance(task.exception(), RequestDeadlineError)
+            assert "no answer to the request within 0.25 s" in str(task.exception())
+            assert not task.cancelling()
+            assert not is_waiting(calls, task)
+        assert held_by(calls) == (5, 5, 5), "until the peer has answered the cancellation"
+        client.give(None)
+        await settle()
+        assert [data[2] for data, _ in client.sent[5:]] == [Kind.CANCEL] * 5
+        await part(client)
+        monkeypatch.setattr(calls_module, "call_later", None)
+        with pytest.raises(ResourceClosedError):  # and sets no timer
+            await client.request(b"?", 0.1)
+
+    run(main())
+
+
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("credits", [0, None])
+def test_a_deadline_and_a_cancellation(run: Run, credits: int | None, *, both: bool) -> None:
+    """The task that was canceled, too, ends so; and no cancellation of ours is left in a task."""
+
+    async def main() -> None:
+        client = await lone()
+        client.exchange.calls.on_grant(1, 1000)
+        client.credits = credits
+        first = asyncio.create_task(client.request(b"1"))
+        await settle()
+        waiting = first if credits == 0 else asyncio.create_task(client.request(b"2"))
+        await settle()
+        expire(client.exchange.calls, waiting)
+        if both:
+            waiting.cancel()
+        with pytest.raises(asyncio.CancelledError if both else RequestDeadlineError):
+            await waiting
+        assert waiting.cancelling() == both
+        first.cancel()
+        await asyncio.wait([first])
         await part(client)
 
     run(main())
