@@ -367,7 +367,7 @@ STAGES: tuple[Stage, ...] = (
         RXE,
         ALL_TESTS,
         *("--loop=asyncio", "-m", "program and not two_hosts and not siw"),
-        limit_s=1600,
+        limit_s=2400,
     ),
     _system_device(
         "device-rxe-asyncio",
@@ -384,7 +384,7 @@ STAGES: tuple[Stage, ...] = (
         SIW,
         ALL_TESTS,
         *("--loop=uvloop", "-m", _SPECIAL),
-        limit_s=1600,
+        limit_s=2000,
     ),
     _device(
         "dask",
@@ -407,7 +407,7 @@ STAGES: tuple[Stage, ...] = (
         "the same on uvloop",
         *("3.14", RXE, ALL_TESTS, "--loop=uvloop"),
         *("-m", f"{_SPECIAL} and not siw and {_OF_THE_LOOP}"),
-        limit_s=900,
+        limit_s=1600,
         or_here=True,
     ),
     _device(
@@ -416,14 +416,14 @@ STAGES: tuple[Stage, ...] = (
         RXE,
         ALL_TESTS,
         *("--loop=asyncio", "-m", f"{_SPECIAL} and not siw and {_NOT_OF_THE_LOOP}"),
-        limit_s=1200,
+        limit_s=1600,
     ),
     _system_device(
         "device-siw-asyncio",
         "software iWARP, asyncio's own loop, without what is long or not of the loop",
         *("3.13", SIW, ALL_TESTS, "--loop=asyncio"),
         *("-m", f"{_SPECIAL} and {_OF_THE_LOOP}"),
-        limit_s=1200,
+        limit_s=1600,
         or_here=True,
     ),
     _system_device(
