@@ -376,7 +376,9 @@ def test_a_connection_that_breaks_in_the_middle(run: Run) -> None:
 
 def test_a_close_in_the_middle(run: Run) -> None:
     async def main() -> None:
-        wire, buffer, receiving, sending = await in_the_middle()
+        wire, buffer, receiving, sending = await in_the_middle(
+            dataclasses.replace(CONFIG, close_timeout_s=0.2)  # the peer is not heard any more
+        )
         closing = asyncio.create_task(wire.ends[1].close())
         await settle()
         with pytest.raises(ResourceClosedError):
