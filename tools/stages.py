@@ -147,7 +147,7 @@ def _system_unit(python: str) -> Stage:
             *(sys.executable, "tools/systems.py", python, "--", "python", "-m", "pytest"),
             *_options(name, "tests/unit", *left_out),
         ),
-        limit_s=900,
+        limit_s=1500,
         pytest=True,
         after=f"system-{release}",
         env={"PYTHONASYNCIODEBUG": "1"},
@@ -214,7 +214,7 @@ def _other_pythons(kind: str, about: str, *arguments: str) -> tuple[Stage, ...]:
                 name,
                 f"{about}, with CPython {version}",
                 (*command, *_options(name, *arguments)),
-                limit_s=900,
+                limit_s=1500,
                 after="kernel" if where else "",
                 must_run=bool(where),
                 env={} if where else {"PYTHONASYNCIODEBUG": "1"},
@@ -308,7 +308,9 @@ STAGES: tuple[Stage, ...] = (
         (sys.executable, "tools/check_wheel.py", f"--junit={REPORTS / 'wheel.xml'}"),
         limit_s=900,
     ),
-    _local("unit", "no device, every warning an error, asyncio's debug", "tests/unit", limit_s=900),
+    _local(
+        "unit", "no device, every warning an error, asyncio's debug", "tests/unit", limit_s=1500
+    ),
     Stage(
         "fuzz",
         "the C that reads the wire, by random programs under AddressSanitizer and UBSan",
