@@ -133,6 +133,8 @@ def run_with(
             problem = problem or "a process that it started left its group and is still running"
         if problem and not show:
             sys.stdout.buffer.write(b"".join(tail))
+            if tail and not tail[-1].endswith(b"\n"):
+                sys.stdout.buffer.write(b"\n")  # it was killed in the middle of a line
             sys.stdout.flush()
     return problem
 
