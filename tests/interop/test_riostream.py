@@ -69,19 +69,20 @@ class Talk:
 async def converse(reader: StreamReader, writer: StreamWriter, run: Run, *, first: bool) -> None:
     """All of it; `first` is the client."""
     iomap = writer.transport.iomap  # type: ignore[attr-defined]
-    async with await iomap.register(run.size) as source, await iomap.map(run.size, 0) as shown:
-        talk = Talk(iomap, run, source, shown.region)
-        if first:
-            writer.write(bytes(SYNC))
-        assert len(await reader.readexactly(SYNC)) == SYNC
-        if not first:
-            writer.write(bytes(SYNC))
-        await writer.drain()
-        assert [(one.offset, one.length) for one in iomap.mappings()] == [(0, run.size)]
-        for _ in range(ROUNDS):
-            for turn in (talk.say, talk.hear) if first else (talk.hear, talk.say):
-                await turn()
-        assert await reader.read() == b""
+    async with await iomap.register(run.size) as source:
+        with await iomap.map(run.size, 0) as shown:
+            talk = Talk(iomap, run, source, shown.region)
+            if first:
+                writer.write(bytes(SYNC))
+            assert len(await reader.readexactly(SYNC)) == SYNC
+            if not first:
+                writer.write(bytes(SYNC))
+            await writer.drain()
+            assert [(one.offset, one.length) for one in iomap.mappings()] == [(0, run.size)]
+            for _ in range(ROUNDS):
+                for turn in (talk.say, talk.hear) if first else (talk.hear, talk.say):
+                    await turn()
+            assert await reader.read() == b""
 
 
 @each_kind
