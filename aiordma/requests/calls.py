@@ -228,6 +228,7 @@ class Calls:
         finally:
             if self._waits.pop(task, None) is None:
                 task.uncancel()  # `_expire` has canceled it
+            del task  # it keeps its error, whose traceback has this frame: a cycle
 
     def _ring_at(self, deadline: float) -> None:
         # Not a timer of the loop, which would make each of its turns dearer.
