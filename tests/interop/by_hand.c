@@ -169,15 +169,26 @@ static void say(const char *word)
     CHECK(fscanf(in, "%15s", theirs) == 1 && !strcmp(theirs, word));
 }
 
+/*
+ * The next completion, which is of this opcode.  What the peer has done, once it has a request of
+ * ours, may come before the completion of that request; it is kept until it is asked for.
+ */
 static struct ibv_wc completion(enum ibv_wc_opcode opcode)
 {
+    static struct ibv_wc early;
     struct ibv_wc wc;
     int found;
 
-    while (!(found = ibv_poll_cq(cq, 1, &wc)))
-        usleep(100);
-    CHECK(found == 1);
-    CHECK(wc.status == IBV_WC_SUCCESS);
+    if (opcode == IBV_WC_RECV_RDMA_WITH_IMM && early.opcode == opcode)
+        return early;
+    do {
+        while (!(found = ibv_poll_cq(cq, 1, &wc)))
+            usleep(100);
+        CHECK(found == 1);
+        CHECK(wc.status == IBV_WC_SUCCESS);
+        if (wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM)
+            early = wc;
+    } while (wc.opcode != opcode && wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM);
     CHECK(wc.opcode == opcode);
     return wc;
 }
