@@ -25,7 +25,7 @@ import asyncio
 import errno
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from aiordma._core import Message
@@ -166,25 +166,28 @@ class Request(Uncopied):
         buf, size = body_of("an answer", buf, served.room)
         if size > served.room:
             served.carrier._require_size(size)
-        if self._take():
-            await served.answer(self._number, buf, size, self._size)
+        if self._take() and (rest := self._begin(buf, size)) is not None:
+            await rest
 
-    def _reply_now(self, buf: Any) -> bool:
-        """Answer, if these are bytes, and there is room for them at once."""
-        served = self._served
-        if type(buf) is not bytes or len(buf) > served.room or self._canceled or self._answered:
-            return False
-        if served.sender(pack(ANSWER_HEAD, self._number, 0) + buf, None):
-            return False
-        self._answered = True
-        served._numbers.pop(self._number, None)
-        served._held -= 1  # as `done`, without its call: it is the most frequent case
-        served._held_bytes -= self._size
-        if served._held_bytes < served._narrow_below:
-            served._narrow()
-        if served._queue and served._line.places:
-            served._line.grant(None)
-        return True
+    def _reply_bytes(self, data: bytes) -> Coroutine[Any, Any, None] | None:
+        """As `reply`; None if the answer has been sent, else the rest, which is to be awaited."""
+        size = len(data)
+        if size > self._served.room:
+            self._served.carrier._require_size(size)
+        return self._begin(data, size) if self._take() else None
+
+    def _begin(self, buf: Any, size: int) -> Coroutine[Any, Any, None] | None:
+        """Send the answer, if it fits into a slot and there is room for it; return the rest."""
+        served, number = self._served, self._number
+        # Not afterwards: with the last byte the peer may send the next request in its place.
+        served._numbers.pop(number, None)
+        if size > served.room:
+            return served.answer(number, buf, number | ANSWER_BODY, self._size)
+        whole = pack(ANSWER_HEAD, number, 0) + buf
+        if served.sender(whole, None):
+            return served.answer(number, whole, None, self._size)
+        served.done(self._size)
+        return None
 
     def fail(self, exc: BaseException) -> None:
         """Answer with an error.
@@ -288,9 +291,9 @@ class Served:
     """
 
     __slots__ = (
-        "_asked", "_ended", "_given_up", "_hard_bytes", "_hard_limit", "_held", "_held_bytes",
-        "_limit", "_limit_bytes", "_line", "_may_hold", "_narrow_below", "_numbers", "_outbox",
-        "_queue", "_queued_bytes", "_share", "_untold", "carrier", "loop", "room", "sender",
+        "_asked", "_ended", "_given_up", "_hard_bytes", "_hard_limit", "_held_bytes", "_limit",
+        "_limit_bytes", "_line", "_may_hold", "_narrow_below", "_numbers", "_outbox", "_queue",
+        "_queued_bytes", "_share", "_taken", "_untold", "carrier", "loop", "room", "sender",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, carrier: Carrier, outbox: Outbox) -> None:
@@ -306,7 +309,8 @@ class Served:
         self._given_up = 0  # answers that were given up, and whose ERROR waits for room
         self._queue: dict[Request, None] = {}  # requests that wait for the program
         self._queued_bytes = 0
-        self._held = self._held_bytes = 0  # of the queue and of the program
+        self._taken = 0  # requests that the program has, and is not done with
+        self._held_bytes = 0  # of these and of the queue
         self._share: Share | None = carrier._request_share
         self._see_share()
         self._line: WaitLine[None] = WaitLine()
@@ -370,7 +374,6 @@ class Served:
         elif (held := self._held_bytes + size) > self._may_hold and not self._widen(held):
             text = "the requests of all clients, or of those of this machine, take all the memory"
         else:
-            self._held += 1
             self._held_bytes = held
             request = Request(self, number, deadline, body)
             self._numbers[number] = request
@@ -401,6 +404,7 @@ class Served:
         del self._queue[request]
         self._queued_bytes -= request._size
         request._answered = request._canceled = True
+        self._taken += 1
         self.done(request._size)
 
     # To the program
@@ -425,13 +429,15 @@ class Served:
         while self._queue:
             request = next(iter(self._queue))
             if request.deadline is None or request.deadline > self.loop.time():
-                size = request._size
-                taken = self._held - len(self._queue)
-                held = self._held_bytes - self._queued_bytes + size
-                if taken and (taken >= self._limit or held > self._limit_bytes):
+                queued_bytes = self._queued_bytes - request._size
+                if self._taken and (
+                    self._taken >= self._limit
+                    or self._held_bytes - queued_bytes > self._limit_bytes
+                ):
                     return None
                 del self._queue[request]
-                self._queued_bytes -= size
+                self._queued_bytes = queued_bytes
+                self._taken += 1
                 self._numbers[request._number] = weakref.ref(request)
                 return request
             self._drop(request)
@@ -441,17 +447,10 @@ class Served:
 
     # Answers
 
-    async def answer(self, number: int, buf: Any, size: int, size_of_request: int) -> None:
-        """Send the answer to a request."""
-        # Not afterwards: with the last byte the peer may send the next request in its place.
-        self._numbers.pop(number, None)
+    async def answer(self, number: int, data: Any, imm: int | None, size: int) -> None:
+        """Send the answer to a request of this size, in turn."""
         try:
-            if size <= self.room:
-                whole = pack(ANSWER_HEAD, number, 0) + buf
-                if self.sender(whole, None):
-                    await self.carrier._send_frame(whole, None)
-            else:
-                await self.carrier._send_frame(buf, number | ANSWER_BODY)
+            await self.carrier._send_frame(data, imm)
         except BaseException:
             text = "the peer gave up its answer"
             self._given_up += 1
@@ -460,7 +459,7 @@ class Served:
             )
             raise
         finally:
-            self.done(size_of_request)
+            self.done(size)
 
     def _told_given_up(self) -> None:
         self._given_up -= 1
@@ -475,7 +474,7 @@ class Served:
 
     def done(self, size: int) -> None:
         """The program is done with a request of this size."""
-        self._held -= 1
+        self._taken -= 1
         self._held_bytes -= size
         if self._held_bytes < self._narrow_below:
             self._narrow()

@@ -185,7 +185,10 @@ async def _handle(
                 await _reply(connection, request, answer, tracebacks)
             return
         answer = await started(handler, request)
-        if not request._reply_now(answer):
+        if type(answer) is bytes and not request._answered:  # the most frequent case, and quick
+            if (rest := request._reply_bytes(answer)) is not None:
+                await rest
+        else:
             await _reply(connection, request, answer, tracebacks)
     except asyncio.CancelledError:
         if not request.canceled:

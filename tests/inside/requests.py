@@ -25,19 +25,35 @@ def held_by(calls: Calls) -> tuple[int, int, int]:
 
 def is_waiting(calls: Calls, task: asyncio.Task[Any]) -> bool:
     """Whether the task waits for anything but an answer that comes as a message."""
-    return task in calls._waits
+    return task in calls._waits or bool(_places(calls, task))
+
+
+def _places(calls: Calls, task: asyncio.Task[Any]) -> list[Any]:
+    return [place for place in calls._line.places if place[0] is getattr(task, "_fut_waiter", None)]
 
 
 def expire(calls: Calls, task: asyncio.Task[Any]) -> None:
     """As if the deadline of a task that waits had passed."""
-    assert task in calls._waits
-    calls._waits[task] = 0.0
+    if task in calls._waits:
+        calls._waits[task] = 0.0
+    else:
+        (place,) = _places(calls, task)
+        line = calls._line.places
+        line[line.index(place)] = (*place[:2], (0.0, 0.0))
+    calls._expire()
+
+
+def ring(calls: Calls) -> None:
+    """As if the timer of all calls had rung."""
+    assert calls._alarm is not None
+    calls._alarm.cancel()
     calls._expire()
 
 
 def held_of(served: Served) -> tuple[int, int, int, int]:
     """Numbers that are not answered, requests in line, requests that count, and their bytes."""
-    return len(served._numbers), len(served._queue), served._held, served._held_bytes
+    queued = len(served._queue)
+    return len(served._numbers), queued, served._taken + queued, served._held_bytes
 
 
 def number_of(request: Request) -> int:
