@@ -17,26 +17,27 @@ from aiordma.loop.empty import EMPTY
 __all__ = ["WaitLine"]
 
 T = TypeVar("T")
+_Place = tuple[asyncio.Future[T], int, Any]
 
 
 class WaitLine(Generic[T]):
     """A line of tasks.  Belongs to one loop.
 
     Attributes:
-        places: A future and a size for each task; for others only to see whether there are any.
+        places: A future, a size and what `wait` was told of it, for each task.
     """
 
     __slots__ = ("places",)
 
     def __init__(self) -> None:
-        self.places: deque[tuple[asyncio.Future[T], int]] = EMPTY
+        self.places: deque[_Place[T]] = EMPTY
 
     def __len__(self) -> int:
         """Tasks that wait."""
         return len(self.places)
 
     def wait(
-        self, hand_on: Callable[[T], object] | None = None, size: int = 1
+        self, hand_on: Callable[[T], object] | None = None, size: int = 1, about: Any = None
     ) -> Coroutine[Any, Any, T]:
         """Wait for a grant; the task stands in line at once, so that the result is to be awaited.
 
@@ -44,31 +45,31 @@ class WaitLine(Generic[T]):
             hand_on: Called with the grant of a task that was canceled in the same moment; by
                 default the next in line gets it.
             size: How much the task needs, for `next_size`.
+            about: For whoever looks at `places`.  To end a wait early, let its future raise.
 
         Raises:
             BaseException: The exception that the `reason` of `fail` makes.
 
         Cancellation: leaves the line.
         """
-        place = asyncio.get_running_loop().create_future()
+        place = (asyncio.get_running_loop().create_future(), size, about)
         if self.places is EMPTY:
             self.places = deque()
-        self.places.append((place, size))
-        return self._granted(place, size, hand_on or self.grant)
+        self.places.append(place)
+        return self._granted(place, hand_on or self.grant)
 
-    async def _granted(
-        self, place: asyncio.Future[T], size: int, hand_on: Callable[[T], object]
-    ) -> T:
+    async def _granted(self, place: _Place[T], hand_on: Callable[[T], object]) -> T:
+        granted = place[0]
         try:
-            return await place
+            return await granted
         except BaseException:
-            if place.done() and not place.cancelled() and place.exception() is None:
-                hand_on(place.result())
-            elif (place, size) in self.places:
-                self.places.remove((place, size))
+            if granted.done() and not granted.cancelled() and granted.exception() is None:
+                hand_on(granted.result())
+            elif place in self.places:
+                self.places.remove(place)
             raise
         finally:
-            del place  # its exception has this frame: a cycle
+            del granted, place  # its exception has this frame: a cycle
 
     @property
     def next_size(self) -> int | None:
@@ -80,7 +81,7 @@ class WaitLine(Generic[T]):
     def grant(self, value: T) -> bool:
         """Resume the first task in line with a grant; return whether a task got it."""
         while self.places:
-            place, _ = self.places.popleft()
+            place, *_ = self.places.popleft()
             if not place.done():
                 place.set_result(value)
                 return True
@@ -89,7 +90,7 @@ class WaitLine(Generic[T]):
     def grant_all(self, value: T) -> None:
         """Resume all tasks with the same grant: there will be no other."""
         line, self.places = self.places, EMPTY
-        for place, _ in line:
+        for place, *_ in line:
             if not place.done():
                 place.set_result(value)
 
@@ -100,6 +101,6 @@ class WaitLine(Generic[T]):
         traceback, and with it the variables, of every task that ever caught it.
         """
         line, self.places = self.places, EMPTY
-        for place, _ in line:
+        for place, *_ in line:
             if not place.done():
                 place.set_exception(reason())

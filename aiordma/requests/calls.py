@@ -16,9 +16,9 @@ Theory of operation
     nothing behind.  A body of its own may have been sent in part; its frame was, so CANCEL follows.
 
     Most calls have a deadline, and few reach it.  So all calls share one timer, the alarm, which is
-    set again only when it has rung: a call costs two comparisons, and one more for each step that
-    has to wait.  At a deadline the answers that have arrived count: a loop that was busy has their
-    events together with the alarm's, and the tasks are to get them.
+    set again only when it has rung: a call costs two comparisons.  At a deadline the answers that
+    have arrived count: a loop that was busy has their events together with the alarm's, and the
+    tasks are to get them.
 
     The peer is told of a limit that the program has set for the call.  That of the configuration
     only bounds the wait, and its end is told by CANCEL, as any other.
@@ -170,7 +170,7 @@ class Calls:
             self._held = held + 1
             self._bytes += size
         else:
-            await self._until(deadline, timeout, self._stand_in_line(size))
+            await self._stand_in_line(size, deadline, timeout)
             left_s = deadline - self._loop.time()
         number = (self._number + 1) % ANSWER_BODY
         while number in self._calls:
@@ -214,7 +214,7 @@ class Calls:
     # Deadlines
 
     async def _until(self, deadline: float, timeout: float, step: Awaitable[T]) -> T:
-        """Await a step of a call, but for the wait for the answer alone."""
+        """Await a step of a call that ends by a cancellation alone."""
         task = asyncio.current_task(self._loop)
         assert task is not None
         canceling = task.cancelling()
@@ -248,6 +248,11 @@ class Calls:
         """End the waits whose deadlines have passed."""
         self._alarm, self._due = None, math.inf
         now, due = self._loop.time(), math.inf
+        for place, _, (deadline, timeout) in self._line.places:
+            if deadline > now:
+                due = min(due, deadline)
+            elif not place.done():
+                place.set_exception(self._late(timeout))
         late = []
         for task, deadline in self._waits.items():
             if deadline > now:
@@ -264,7 +269,7 @@ class Calls:
                 answer.set_exception(self._late(timeout))
         if due < math.inf:
             # A look costs some 100 ns for each call: at most a tenth of the time.
-            self._ring_at(max(due, now + 1e-6 * (len(self._calls) + len(self._waits))))
+            self._ring_at(max(due, now + 1e-6 * (len(self) + len(self._waits))))
 
     def _late(self, timeout: float) -> RequestDeadlineError:
         text = f"no answer to the request within {timeout:.3g} s"
@@ -274,7 +279,7 @@ class Calls:
 
     # The grant
 
-    async def _stand_in_line(self, size: int) -> None:
+    async def _stand_in_line(self, size: int, deadline: float, timeout: float) -> None:
         """Wait until the peer's grant has room, and take it."""
         if self._failure is not None:
             raise self._failure()
@@ -282,9 +287,11 @@ class Calls:
             self._take(size)
         else:
             # A task that was let in, and canceled in the same moment, leaves its room to others.
-            await self._line.wait(lambda _: self._leave(size), size)
+            await self._line.wait(lambda _: self._leave(size), size, (deadline, timeout))
             if self._failure is not None:
                 raise self._failure()
+            if deadline < self._due:  # the alarm may have rung meanwhile
+                self._ring_at(deadline)
 
     def _fits(self, size: int) -> bool:
         return (
@@ -304,7 +311,11 @@ class Calls:
             self._let_in()
 
     def _let_in(self) -> None:
-        while (size := self._line.next_size) is not None and self._fits(size):
+        while (
+            self._held < self._granted  # as `_fits`, before the look at the line
+            and (size := self._line.next_size) is not None
+            and self._fits(size)
+        ):
             self._take(size)
             self._line.grant(None)
 

@@ -21,6 +21,7 @@ from aiordma import (
     RequestUnknownError,
     ResourceClosedError,
 )
+from aiordma._core import Message
 from aiordma.loop.timers import Timer, call_later
 from aiordma.requests import calls as calls_module
 from aiordma.requests.wire import (
@@ -31,7 +32,15 @@ from aiordma.requests.wire import (
     frame,
 )
 from tests.device.stepping import Steps, every_step, run_canceled
-from tests.inside.requests import expire, held_by, held_of, is_waiting, number_of, set_number
+from tests.inside.requests import (
+    expire,
+    held_by,
+    held_of,
+    is_waiting,
+    number_of,
+    ring,
+    set_number,
+)
 
 from ..conftest import Run, settle
 from .pipe import LARGE, LARGEST, NOTHING, ROOM, End, echo, joined, lone, part
@@ -327,6 +336,30 @@ def test_a_deadline_and_a_cancellation(run: Run, credits: int | None, *, both: b
         assert waiting.cancelling() == both
         first.cancel()
         await asyncio.wait([first])
+        await part(client)
+
+    run(main())
+
+
+def test_a_deadline_after_the_line_of_the_grant(run: Run) -> None:
+    """Though the timer of all calls rings while the task is let in, and has not gone on."""
+
+    async def main() -> None:
+        client = await lone()
+        calls = client.exchange.calls
+        calls.on_grant(1, 1000)
+        first = asyncio.create_task(client.request(b"1"))
+        await settle()
+        second = asyncio.create_task(client.request(b"2", 0.2))
+        await settle()
+        calls.on_answer(1, Message(memoryview(b"answer")))
+        ring(calls)
+        assert await first == b"answer"
+        await settle()
+        assert len(client.sent) == 2
+        await asyncio.wait([second], timeout=10)
+        assert second.done(), "it waits for ever"
+        assert isinstance(second.exception(), RequestDeadlineError)
         await part(client)
 
     run(main())
