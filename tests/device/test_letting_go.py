@@ -377,7 +377,9 @@ async def _refused_for_now(address: str) -> None:
 
 async def _given_up(address: str) -> None:
     """The program cancels a connect, early and late."""
-    async with aiordma.listen(address, 0) as listener:
+    async with stream_pair(address), aiordma.listen(address, 0) as listener:
+        # What a whole connect leaves is kept by plans: how far the others come is left to chance.
+        await part(*await meet(listener, address))
         for turns in (0, 1, 3, 10, 30):
             connecting: list[asyncio.Task[Any]] = [
                 asyncio.create_task(aiordma.connect(address, listener.port)),
