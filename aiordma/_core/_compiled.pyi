@@ -101,7 +101,7 @@ class Message:
     __hash__: ClassVar[None]  # type: ignore[assignment]
     def __init__(
         self,
-        view: memoryview,
+        view: memoryview | bytes,
         imm: int | None = None,
         give_back: Callable[[bool], object] | None = None,
     ) -> None: ...

@@ -166,7 +166,9 @@ static int message_init(PyObject *object, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_RuntimeError, "the message has its bytes already");
         return -1;
     }
-    if (aio_hold(&self->bytes, view))
+    if (PyBytes_CheckExact(view))
+        aio_message_own(self, Py_NewRef(view));
+    else if (aio_hold(&self->bytes, view))
         return -1;
     self->length = self->bytes.length;
     replace(&self->imm, Py_NewRef(imm));

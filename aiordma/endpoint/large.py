@@ -370,7 +370,7 @@ class Fetcher:
 
     def _deliver_empty(self, fetch: _Fetch) -> None:
         """Deliver a message whose bytes are in memory of the program, or dropped."""
-        fetch.large.message = Message(memoryview(b""), fetch.imm)
+        fetch.large.message = Message(b"", fetch.imm)
         self._receiver.wake()
 
     def _violation(self, text: str) -> None:

@@ -46,6 +46,23 @@ def test_it_is_no_copy() -> None:
     assert bytes(slot.message) == b"jello"
 
 
+def test_bytes_are_kept_as_they_are() -> None:
+    data = bytes(range(200))
+    before = sys.getrefcount(data)
+    back: list[bool] = []
+    message = Message(data, 7, back.append)
+    assert (bytes(message), len(message), message.imm) == (data, 200, 7)
+    with memoryview(message) as view:
+        assert view.readonly
+        with pytest.raises(BufferError):
+            message.release()
+    assert message[16:] == data[16:]
+    assert sys.getrefcount(data) == before + 1
+    message.release()
+    assert back == [False]
+    assert sys.getrefcount(data) == before
+
+
 @pytest.mark.parametrize("other", [b"hello", bytearray(b"hello"), memoryview(b"hello")])
 def test_it_compares_by_its_bytes(other: object) -> None:
     message = Slot(b"hello").message
