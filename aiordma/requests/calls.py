@@ -283,8 +283,9 @@ class Calls:
         """Wait until the peer's grant has room, and take it."""
         if self._failure is not None:
             raise self._failure()
-        if self._line.next_size is None and self._fits(size):
-            self._take(size)
+        if self._fits(size) and self._line.next_size is None:
+            self._held += 1
+            self._bytes += size
         else:
             # A task that was let in, and canceled in the same moment, leaves its room to others.
             await self._line.wait(lambda _: self._leave(size), size, (deadline, timeout))
@@ -300,10 +301,6 @@ class Calls:
             and (not self._held or self._bytes + size <= self._granted_bytes)
         )
 
-    def _take(self, size: int) -> None:
-        self._held += 1
-        self._bytes += size
-
     def _leave(self, size: int) -> None:
         self._held -= 1
         self._bytes -= size
@@ -316,7 +313,8 @@ class Calls:
             and (size := self._line.next_size) is not None
             and self._fits(size)
         ):
-            self._take(size)
+            self._held += 1
+            self._bytes += size
             self._line.grant(None)
 
     def place_of(self, number: int) -> Place | None:

@@ -95,7 +95,7 @@ class Exchange:
             return
         kind, flags, number, argument = parse(message)
         if kind == _ANSWER:
-            self.calls.on_answer(number, Message(memoryview(message[HEADER_SIZE:])))
+            self.calls.on_answer(number, Message(message[HEADER_SIZE:]))
         elif kind == _REQUEST:
             self.served.on_request(number, flags, argument, message)
         elif kind == Kind.ERROR:

@@ -164,29 +164,30 @@ class Request(Uncopied):
         served = self._served
         check_loop(served.loop, "request")
         buf, size = body_of("an answer", buf, served.room)
-        if size > served.room:
-            served.carrier._require_size(size)
-        if self._take() and (rest := self._begin(buf, size)) is not None:
+        self._require_open()
+        if (rest := self._send(buf, size)) is not None:
             await rest
 
-    def _reply_bytes(self, data: bytes) -> Coroutine[Any, Any, None] | None:
-        """As `reply`; None if the answer has been sent, else the rest, which is to be awaited."""
-        size = len(data)
-        if size > self._served.room:
-            self._served.carrier._require_size(size)
-        return self._begin(data, size) if self._take() else None
-
-    def _begin(self, buf: Any, size: int) -> Coroutine[Any, Any, None] | None:
-        """Send the answer, if it fits into a slot and there is room for it; return the rest."""
+    def _send(self, buf: Any, size: int) -> Coroutine[Any, Any, None] | None:
+        """Answer; None if there was room for all of it at once, else the rest, to be awaited."""
         served, number = self._served, self._number
-        # Not afterwards: with the last byte the peer may send the next request in its place.
-        served._numbers.pop(number, None)
         if size > served.room:
-            return served.answer(number, buf, number | ANSWER_BODY, self._size)
-        whole = pack(ANSWER_HEAD, number, 0) + buf
-        if served.sender(whole, None):
-            return served.answer(number, whole, None, self._size)
-        served.done(self._size)
+            served.carrier._require_size(size)
+        self._answered = True
+        if not self._canceled:
+            # Not afterwards: with the last byte the peer may send the next request in its place.
+            served._numbers.pop(number, None)
+            if size > served.room:
+                return served.answer(number, buf, number | ANSWER_BODY, self._size)
+            whole = pack(ANSWER_HEAD, number, 0) + buf
+            if served.sender(whole, None):
+                return served.answer(number, whole, None, self._size)
+        served._taken -= 1  # as `done`, without its call: it is the most frequent case
+        served._held_bytes -= self._size
+        if served._held_bytes < served._narrow_below:
+            served._narrow()
+        if served._queue and served._line.places:
+            served._line.grant(None)
         return None
 
     def fail(self, exc: BaseException) -> None:
@@ -204,19 +205,16 @@ class Request(Uncopied):
         """
         check_loop(self._served.loop, "request")
         check_kind("exc", exc, BaseException, none=False)
-        if self._take():
-            self._served.done(self._size)
+        self._require_open()
+        self._answered = True
+        self._served.done(self._size)
+        if not self._canceled:
             self._served.final(self._number, code_of(exc), *_words_of(exc))
 
-    def _take(self) -> bool:
-        """Note that the program answers; whether the peer waits for it."""
+    def _require_open(self) -> None:
         if self._answered:
             msg = "the request was answered before"
             raise RuntimeError(msg)
-        self._answered = True
-        if self._canceled:
-            self._served.done(self._size)
-        return not self._canceled
 
     def _cancel(self) -> None:
         """The peer waits for no answer any more."""
@@ -356,7 +354,7 @@ class Served:
         if flags & BODY_FOLLOWS:
             self._numbers[number] = _Coming(deadline)
         else:
-            self._admit(number, deadline, Message(memoryview(message[HEADER_SIZE:])))
+            self._admit(number, deadline, Message(message[HEADER_SIZE:]))
 
     def on_body(self, number: int, message: Message) -> None:
         """Take the body of a request."""

@@ -185,8 +185,9 @@ async def _handle(
                 await _reply(connection, request, answer, tracebacks)
             return
         answer = await started(handler, request)
-        if type(answer) is bytes and not request._answered:  # the most frequent case, and quick
-            if (rest := request._reply_bytes(answer)) is not None:
+        # The most frequent case, and quick.
+        if type(answer) is bytes and not request._answered:
+            if (rest := request._send(answer, len(answer))) is not None:
                 await rest
         else:
             await _reply(connection, request, answer, tracebacks)
