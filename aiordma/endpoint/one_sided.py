@@ -355,7 +355,8 @@ class Operations:
         """Have the link listen no more, if there was no operation since the last call."""
         if self._link.closed:
             return
-        if self._c.attended or self._c.operating:
+        # A task that waits in line, or has its number and not posted, has attended long ago.
+        if self._c.attended or self._line or self._c.n_operations_free < self._c.n_operations:
             self._c.attended = False
             self._set_timer()
         else:

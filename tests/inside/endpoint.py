@@ -307,6 +307,15 @@ def attend(operations: Operations) -> None:
     operations._attend()
 
 
+def still_listens(operations: Operations) -> bool:
+    """Whether the link listens for operations after the time to linger has passed twice."""
+    for _ in range(2):
+        if operations._resting is not None:
+            operations._resting.cancel()
+            operations._rest()
+    return operations._resting is not None
+
+
 def begin_end(lease: Lease) -> None:
     """Begin to end a lease."""
     lease._begin()

@@ -14,7 +14,7 @@ from aiordma.errors import ConnectionLostError, NotSupportedError, RemoteAccessE
 from aiordma.memory import RemoteRegion
 from aiordma.verbs import SGE, Access, MemoryRegion
 from aiordma.verbs.enums import Opcode, WCStatus
-from tests.inside.endpoint import attend
+from tests.inside.endpoint import attend, still_listens
 from tests.inside.verbs import uses_of
 
 from ..conftest import Run, settle
@@ -135,6 +135,34 @@ def test_further_ones_wait_in_line(run: Run, c: Lib) -> None:
         assert tasks[3].cancelled()
         assert sorted(end.seen()[0]) == [0, 1], "a number was lost"
         assert not end.state.operations_wanted
+        await place.close()
+
+    run(main())
+
+
+def test_their_completions_wake_the_loop_while_tasks_wait(run: Run, c: Lib) -> None:
+    """Also in the moment in which none is under way, however long ago the tasks have begun."""
+
+    async def main() -> None:
+        place = Place(depth=1)
+        end, piece = place.end, SGE(place.region, 0, 1)
+        tasks = [asyncio.create_task(end.read(piece)) for _ in range(3)]
+        await settle()
+        end.complete()
+        seen: list[tuple[int, bool]] = []
+
+        def tell() -> None:
+            end.tell()
+            seen.append((end.state.operating, still_listens(end.operations)))
+
+        await called_by_the_loop(tell)
+        assert seen == [(0, True)]
+        for task in tasks:
+            await end.finish(task)
+        number = await end.operations.number()
+        assert still_listens(end.operations), "it is about to be posted"
+        end.operations.give(number)
+        assert not still_listens(end.operations)
         await place.close()
 
     run(main())
