@@ -173,22 +173,25 @@ class Request(Uncopied):
         served, number = self._served, self._number
         if size > served.room:
             served.carrier._require_size(size)
-        self._answered = True
+        rest = None
         if not self._canceled:
-            # Not afterwards: with the last byte the peer may send the next request in its place.
-            served._numbers.pop(number, None)
             if size > served.room:
-                return served.answer(number, buf, number | ANSWER_BODY, self._size)
-            whole = pack(ANSWER_HEAD, number, 0) + buf
-            if served.sender(whole, None):
-                return served.answer(number, whole, None, self._size)
-        served._taken -= 1  # as `done`, without its call: it is the most frequent case
-        served._held_bytes -= self._size
-        if served._held_bytes < served._narrow_below:
-            served._narrow()
-        if served._queue and served._line.places:
-            served._line.grant(None)
-        return None
+                rest = served.answer(number, buf, number | ANSWER_BODY, self._size)
+            else:
+                whole = pack(ANSWER_HEAD, number, 0) + buf
+                if served.sender(whole, None):
+                    rest = served.answer(number, whole, None, self._size)
+            # Not after the rest: with its last byte the peer may send a request of this number.
+            served._numbers.pop(number, None)
+        self._answered = True  # not before: out of memory, the request is still open
+        if rest is None:
+            served._taken -= 1  # as `done`, without its call: it is the most frequent case
+            served._held_bytes -= self._size
+            if served._held_bytes < served._narrow_below:
+                served._narrow()
+            if served._queue and served._line.places:
+                served._line.grant(None)
+        return rest
 
     def fail(self, exc: BaseException) -> None:
         """Answer with an error.

@@ -160,6 +160,31 @@ def test_a_request_is_answered_once(run: Run) -> None:
     run(main())
 
 
+def test_a_request_is_open_after_a_reply_without_memory(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(data: bytes, imm: None) -> int:
+        raise MemoryError
+
+    async def main() -> None:
+        client, server = await joined()
+        requests = server.requests()
+        asking = asyncio.create_task(client.request(b"?"))
+        request = await anext(requests)
+        with monkeypatch.context() as patch:
+            patch.setattr(server.exchange.served, "sender", fail)
+            with pytest.raises(MemoryError):
+                await request.reply(b"lost")
+        assert not request.answered
+        assert held_of(server.exchange.served) == (1, 0, 1, 1)
+        await request.reply(b"!")
+        assert await asking == b"!"
+        assert held_of(server.exchange.served) == (0, *NOTHING)
+        await part(client, server)
+
+    run(main())
+
+
 def test_bad_arguments_take_nothing(run: Run) -> None:
     async def main() -> None:
         client = await lone()
