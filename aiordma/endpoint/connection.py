@@ -486,8 +486,9 @@ class Connection(Uncopied):
         Args:
             remote: The memory, as the peer named it.
             into: A writable buffer, filled completely; or a region, or an `SGE`, of memory that
-                was registered with `register`, into which the adapter then writes directly.  On a
-                software adapter its last 8 bytes are random until the data arrive.
+                was registered with `register`, into which the adapter then writes directly.  Until
+                the call has returned, nothing else may use this memory: on a software adapter its
+                last 8 bytes are random until the data arrive, and a `write` from there sends them.
             offset: First byte to read, from the start of `remote`.
 
         Returns:

@@ -183,9 +183,13 @@ async def test_the_end_by_the_peer_is_no_closed_region(address: str, how: str) -
     async with paired(address, config) as pair:
         client, server = pair
         memory = await client.register(4096)
+        # Not the same: what a read puts into its memory beforehand is nothing to send.
+        source = await client.register(4096)
         async with exposed(pair, bytearray(4096), read=True, write=True) as remote:
             calls = [
-                call(remote, memory) for _ in range(20) for call in (client.read, client.write)
+                call
+                for _ in range(20)
+                for call in (client.read(remote, memory), client.write(remote, source))
             ]
             tasks = [asyncio.create_task(call) for call in calls]
             await asyncio.sleep(0)
