@@ -131,6 +131,9 @@ def command_line(
         # Otherwise it keeps a directory in the user's home, and leaves it there when killed. A
         # directory that cannot be made is the documented way to have none: it goes on without.
         "uml_dir=/dev/null/",
+        # From Linux 6.16 on a filter stops a process at its system calls, rather than ptrace: tests
+        # take a fifth less processor time. An older kernel hands the word to its init.
+        "seccomp=auto",
     ]
     if not options.verbose:
         words.append("quiet")
