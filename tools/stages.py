@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import guest_kernel
 import pythons
 import systems
 
@@ -35,7 +36,7 @@ class Stage:
         pytest: whether further options of the command line are for this stage.
         needs: the stage fails at once if this path is missing.
         optional: left out, with a word about it, if this path is missing.
-        after: a stage whose failure makes this one pointless.
+        after: stages any of whose failures makes this one pointless.
         env: additions to the environment.
 
     A command that ends with `systems.ABSENT` has found that what it needs is not to be had here: it
@@ -51,7 +52,7 @@ class Stage:
     pytest: bool = False
     needs: str = "."
     optional: str = "."
-    after: str = ""
+    after: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -77,7 +78,12 @@ def _pytest(name: str, *arguments: str) -> tuple[str, ...]:
 
 
 def _local(
-    name: str, about: str, *arguments: str, limit_s: float, optional: str = ".", after: str = ""
+    name: str,
+    about: str,
+    *arguments: str,
+    limit_s: float,
+    optional: str = ".",
+    after: tuple[str, ...] = (),
 ) -> Stage:
     """Return a stage of pytest on this machine, no device needed."""
     return Stage(
@@ -100,7 +106,7 @@ def _device(
     *arguments: str,
     limit_s: float,
     optional: str = ".",
-    after: str = "kernel",
+    after: tuple[str, ...] = ("kernel",),
 ) -> Stage:
     """Return a stage of pytest inside softroce, which ends it some time before the limit."""
     inside = f"--timeout={limit_s - 30:.0f}"
@@ -119,7 +125,12 @@ def _device(
 
 
 def _sanitized(
-    name: str, about: str, kinds: str, *arguments: str, limit_s: float, after: str = ""
+    name: str,
+    about: str,
+    kinds: str,
+    *arguments: str,
+    limit_s: float,
+    after: tuple[str, ...] = (),
 ) -> Stage:
     """Return a stage of pytest over C that is built under sanitizers."""
     guest = ("--guest",) if after else ()
@@ -133,6 +144,10 @@ def _sanitized(
     )
     env = {"PYTHONASYNCIODEBUG": "1"}
     return Stage(name, about, command, limit_s, must_run=bool(after), after=after, env=env)
+
+
+#: Environments of the stages in a system, beside the kernel that other guests have.
+_KERNEL_OF = {"trixie": {guest_kernel.VARIABLE: guest_kernel.LONG_TERM}}
 
 
 def _system_unit(python: str) -> Stage:
@@ -149,7 +164,7 @@ def _system_unit(python: str) -> Stage:
         ),
         limit_s=1500,
         pytest=True,
-        after=f"system-{release}",
+        after=(f"system-{release}",),
         env={"PYTHONASYNCIODEBUG": "1"},
     )
 
@@ -181,8 +196,19 @@ def _system_device(
         limit_s,
         must_run=True,
         pytest=True,
-        after=f"system-{release}",
-        env=env or {},
+        after=(f"system-{release}", "kernel"),
+        env={**_KERNEL_OF.get(release, {}), **(env or {})},
+    )
+
+
+def _kernel(name: str, series: str) -> Stage:
+    """Return the stage that makes a kernel for guests."""
+    return Stage(
+        name,
+        f"User-Mode Linux {series} builds (once), boots and runs a command",
+        (sys.executable, "tools/guest_kernel.py", series),
+        limit_s=1800,
+        report=False,
     )
 
 
@@ -215,7 +241,7 @@ def _other_pythons(kind: str, about: str, *arguments: str) -> tuple[Stage, ...]:
                 f"{about}, with CPython {version}",
                 (*command, *_options(name, *arguments)),
                 limit_s=1500,
-                after="kernel" if where else "",
+                after=("kernel",) if where else (),
                 must_run=bool(where),
                 env={} if where else {"PYTHONASYNCIODEBUG": "1"},
             )
@@ -277,18 +303,13 @@ _INTEROP = "rping or ucmatose or rstream or pyverbs or cmtime"
 # the machine's own Python has iWARP and uvloop, virtual time, faults, and what is long. Where a
 # system cannot be had, the machine stands in for it, so that no combination of loop and device is
 # lost. The 3.15 of device-rxe-asyncio compiles what is hot (PYTHON_JIT), where its build can;
-# unit-3.15 and interop-rxe do not.
+# unit-3.15 and interop-rxe do not. Guests have the newest kernel that Debian has; those of 3.13 the
+# long-term one of the same release, and qemu's the still older one of the machine's own, Debian 12.
 
 #: Three run at a time, in this order: what everything waits for, what needs no kernel while that
 #: is built, and then the longest first, so that all lanes end together.
 STAGES: tuple[Stage, ...] = (
-    Stage(
-        "kernel",
-        "the User-Mode Linux kernel builds (once), boots and runs a command",
-        (sys.executable, "-m", "aiordma.testing.softroce", *UML, "--", "true"),
-        limit_s=1800,
-        report=False,
-    ),
+    _kernel("kernel", guest_kernel.NEWEST),
     Stage(
         "collect",
         "every file of tests imports; compiled here, because in a guest it takes minutes",
@@ -311,6 +332,7 @@ STAGES: tuple[Stage, ...] = (
     _local(
         "unit", "no device, every warning an error, asyncio's debug", "tests/unit", limit_s=1500
     ),
+    _kernel("kernel-long-term", guest_kernel.LONG_TERM),
     Stage(
         "fuzz",
         "the C that reads the wire, by random programs under AddressSanitizer and UBSan",
@@ -361,7 +383,7 @@ STAGES: tuple[Stage, ...] = (
         *("-m", f"smoke and not siw and not program and not one_loop and {_SPECIAL}"),
         "--timeout=400",
         limit_s=900,
-        after="collect",
+        after=("collect",),
     ),
     _device(
         "programs",
@@ -440,7 +462,7 @@ STAGES: tuple[Stage, ...] = (
         "tests/runner",
         *("-m", "not qemu and not kernels"),
         limit_s=1200,
-        after="kernel",
+        after=("kernel",),
     ),
     _device(
         "interop-siw",
@@ -494,7 +516,7 @@ STAGES: tuple[Stage, ...] = (
         *(f"tests/device/test_{name}.py" for name in ("messages", "one_sided", "streams")),
         *("--loop=uvloop", "-m", f"{_SPECIAL} and not siw and not slow"),
         limit_s=600,
-        after="kernel",
+        after=("kernel",),
     ),
     _device(
         "conformance",
