@@ -344,9 +344,7 @@ STAGES: tuple[Stage, ...] = (
         "the unit tests that drive C the most, under AddressSanitizer and UBSan",
         "address,undefined",
         *(f"tests/unit/{name}.py" for name in _MUCH_C),
-        # AddressSanitizer's allocator does not support it: fork() can copy the allocator while
-        # another thread holds its lock; that thread does not exist in the child, and the child
-        # waits for ever.
+        # It forks in a process with threads, which AddressSanitizer does not support.
         "--deselect=tests/unit/loop/test_timers.py::test_a_forked_child_has_none",
         limit_s=900,
     ),

@@ -12,10 +12,8 @@
  *
  * Held keeps bytes of a buffer, by a reference that the cycle collector does not visit.
  *
- * The collector of CPython 3.11 does not respect each memoryview that C holds.  A memoryview that
- * is made of another memoryview shares its bytes, and is safe.  So the bytes are held by a
- * memoryview of their own, which no other object has, of which only the address is used, and which
- * is never shown to the collector.  Its bytes stay as long as it does.
+ * The bytes are held by a memoryview of their own, which no other object has, of which only the
+ * address is used, and which is never shown to the collector: it alone decides when they go.
  *
  * The price: a cycle through such a view is not collected.
  */
@@ -56,7 +54,7 @@ static void aio_let_loose(AioBytes *bytes)
     Py_XDECREF(view);
 }
 
-/* A bytes object is no memoryview: the collector never takes it apart. */
+/* A bytes object is held as it is. */
 void aio_message_own(Message *self, PyObject *bytes)
 {
     self->bytes.view = bytes;

@@ -23,12 +23,11 @@
  * once; and it needs no room there if it goes inline.  A READ copies at its end, and its buffer
  * stays exported until then, canceled or not: the adapter never has the buffer itself.
  *
- * A completion does not prove that the data of a READ, or the result of an atomic, are there:
- * Soft-RoCE takes the answer to a repeated message for that of the request before it
- * (docs/surprises.md).  What is missing are the last packets.  So the last 8 bytes of the local
- * memory are random from the post on, and an operation that finds them unchanged ends with 0 bytes,
- * of which Python makes an error.  Data that equal them by chance are taken for missing, too: once
- * in 2^64 times.  A READ of less than 8 bytes is a single packet, of which none was lost so.
+ * On Soft-RoCE a completion does not prove that the data of a READ, or the result of an atomic, are
+ * there (docs/surprises.md).  What is missing are the last packets.  So the last 8 bytes of the
+ * local memory are random from the post on, and an operation that finds them unchanged ends with 0
+ * bytes, of which Python makes an error.  Data that equal them by chance are taken for missing, too:
+ * once in 2^64 times.  A READ of less than 8 bytes is a single packet, of which none was lost so.
  */
 #include "core.h"
 

@@ -55,8 +55,8 @@ static void aio_read_wc(struct ibv_cq_ex *queue, uint64_t fields, struct ibv_wc 
 /*
  * Up to `most` completions of a queue of aio_create_cq_ex; how many, or -errno.
  *
- * One completion a start: where ibv_next_poll finds no other, the driver of Soft-RoCE in rdma-core
- * 44 has taken a completion too many at ibv_end_poll, and the queue never gets empty again.
+ * One completion a start: the driver of Soft-RoCE in rdma-core 44 may return old ones otherwise
+ * (docs/surprises.md).
  */
 static int aio_poll_cq_ex(struct ibv_cq *cq, int most, uint64_t fields, struct ibv_wc *wcs,
                           struct aio_wc_extra *extras)

@@ -54,7 +54,7 @@ class MemoryWindow(Resource):
         type: TYPE_1: the device chooses the key; can be bound again at any time; any queue pair of
             the domain serves the peer.  TYPE_2: the caller chooses the last byte of the key; has
             to be invalidated before it is bound again; only the queue pair on which it was bound
-            serves the peer, and the peer can invalidate it (SEND_WITH_INV).
+            serves the peer, and the peer can invalidate it.
 
     Raises:
         NotSupportedError: The device has no windows of this type; software iWARP has none at all.

@@ -79,8 +79,8 @@ class WRRules:
         where: Device and type, for texts.
         all_signaled: Every send makes a completion, whatever its flags.
         overtaking: A message may complete before a read that was posted before it, as on iWARP.
-        fussy: Software iWARP, which does not check lists of pieces; and a receive without a piece
-            is refused there after the fact.
+        fussy: Software iWARP, which takes fewer lists of pieces; and a receive without a piece is
+            refused there after the fact.
         max_datagram: Bytes that a message of a UD queue pair may have: the port's MTU; 0 for
             other types.
         max_message: Bytes that any message may have.
@@ -307,7 +307,6 @@ class WRRules:
 
 def _check_bind(request: SendWR, *, alone: bool) -> None:
     if request.mw is None or request.bind is None:
-        # Soft-RoCE's library does not check it.
         msg = "BIND_MW needs a memory window and a piece to bind it to"
         raise ValueError(msg)
     if request.mw.type == MWType.TYPE_1 and not alone:

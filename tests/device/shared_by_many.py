@@ -70,8 +70,7 @@ class Server(End):
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
-        # A connection that looks for each that ends, and a last.  Whole pages, so that software
-        # iWARP reads them rightly (docs/surprises.md).
+        # A connection that looks for each that ends, and a last.  In whole pages.
         self.size = SIZE // (number + ENDED + LOST + 1) // PAGESIZE * PAGESIZE
         self.came = 0
 

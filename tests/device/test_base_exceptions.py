@@ -466,7 +466,7 @@ def test_a01_protocols_that_raise_end_what_they_end_over_tcp(
         hall = Hall(address)
         run(hall.open())
         for place in METHODS:
-            # asyncio's TCP spins when resume_writing() has ended the loop: it asks again for room.
+            # There is no story of this method over TCP to compare with: its twin's stands for it.
             alike = "pause_writing" if place == "resume_writing" else place
             expected = story(tcp, "127.0.0.1", alike, kind, tcp=True)
             assert story(run, address, place, kind, tcp=False) == expected, place

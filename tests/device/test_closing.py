@@ -162,7 +162,7 @@ async def test_async_with_waits_for_the_end(hall: Hall) -> None:
 
 @pytest.mark.one_loop
 async def test_destroy_is_as_strict_as_c(hall: Hall) -> None:
-    """A sample of the orders: refused exactly where C would refuse, or block, or crash."""
+    """A sample of the orders: refused exactly where C wants another order."""
     rng = random.Random(SEED)
     orders = [*rng.sample(ORDERS, 40), NAMES, NAMES[::-1], SEEDS_ORDER]
     for order in orders:

@@ -50,7 +50,7 @@ def refused(number: int) -> Iterator[None]:
     """The allocation of this number, from here on, is refused; the block must not wait."""
     turns: list[None] = []
     handle = asyncio.get_running_loop().call_soon(turns.append, None)
-    # As outside the debug mode of asyncio, in which CPython 3.13.5 crashes here.
+    # What is tested is our memory: Python's own notes of where a coroutine was made are left out.
     depth = sys.get_coroutine_origin_tracking_depth()
     sys.set_coroutine_origin_tracking_depth(0)
     _testcapi.set_nomemory(number, number + 1)

@@ -12,15 +12,13 @@ RACED = "rdma_get_cm_event: Bad file descriptor"
 def rping(address: str, count: int = 5) -> str:
     """Return a shell script that pings `address` and has the status of the client.
 
-    After its last ping rping closes its event channel while a thread of its own reads from it. Now
-    and then that thread sees it and ends the program with 255: when all pings have come, that is 0.
+    Now and then rping ends with 255 after its last ping: when all pings have come, that is 0.
 
     The client gives the address two seconds to be resolved, in which the kernel asks twice. On a
     wire that loses packets that is too few once in a hundred times: then it is run again. The
     server waits for a client for ever, and is ended if none came.
 
-    The client ends with its disconnection under way, and its kernel then sends that only once.
-    Where the wire loses it, the server waits for ever, too, and is ended.
+    On a wire that loses packets the server may not hear of the end, and is ended, too.
     """
     all_came = f'test "$(echo "$said" | grep -c "ping data: rdma-ping-")" = {count}'
     raced = f'echo "$said" | grep -q "{RACED}"'

@@ -33,7 +33,7 @@ _DEVICE_TESTS = {
     "rxe": ("messages", "one_sided", "streams", "datagram"),
     "siw": ("messages", "one_sided", "streams"),
 }
-#: Its Soft-RoCE ends a queue pair at a datagram that is too long for the receive.
+#: Its Soft-RoCE treats such datagrams otherwise than later series (docs/softroce.md).
 _NOT_ON_6_1 = "tests/device/test_datagram.py::test_what_does_not_fit_the_receive_is_dropped"
 
 

@@ -329,7 +329,7 @@ def test_g07_failed_starts_do_not_use_up_the_pool(no_threads: list[bool]) -> Non
 def test_g07_a_thread_that_does_not_run_counts_as_not_started(
     monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
-    """As one that ends at its first frame for want of memory, or one that runs too late."""
+    """One that does not run at all, or one that runs too late."""
     bootstrap = threading.Thread._bootstrap  # type: ignore[attr-defined]
     gate, over = threading.Event(), threading.Event()
 
