@@ -1,7 +1,8 @@
-"""Kernels for the guests of ``make test``, which are built on first use and then kept.
+"""The kernel of the guests of ``make test``.
 
-Usage: ``tools/guest_kernel.py 7.2`` builds that kernel, boots it and runs a command in it. The exit
-status is 77 if its source is not to be had here, with the reason as the last line.
+Usage: ``tools/guest_kernel.py 7.2`` builds that kernel on first use, boots it and runs a command in
+it. The exit status is 77 if its source is not to be had here, with the reason as the last line:
+guests then have the newest kernel that the packages of the system have.
 """
 
 from __future__ import annotations
@@ -18,21 +19,15 @@ sys.path.insert(0, str(ROOT))
 from aiordma.testing.softroce import kernel_build, runner, uml
 from aiordma.testing.softroce.errors import SoftroceError, SourceAbsentError
 
-#: What names the kernel of a guest.
-VARIABLE = uml.KERNEL
-#: The newest series that Debian has. It also takes two thirds of the time of the other: see
-#: ``seccomp`` in uml.py.
+#: The newest series that Debian has; see ``seccomp`` in uml.py, too.
 NEWEST = "7.2"
-#: The long-term series of Debian 12 and 13; stages in the system trixie have it, and all others,
-#: where NEWEST is not to be had.
-LONG_TERM = "6.12"
 
 
 def for_guests() -> dict[str, str]:
-    """Return the environment of a stage whose guests have no kernel of their own choice."""
-    if VARIABLE in os.environ:
+    """Return what names the kernel in the environment of a stage, where it has been built."""
+    if uml.KERNEL in os.environ or kernel_build.cached(NEWEST) is None:
         return {}
-    return {VARIABLE: NEWEST if kernel_build.cached(NEWEST) else LONG_TERM}
+    return {uml.KERNEL: NEWEST}
 
 
 def main() -> int:
@@ -40,14 +35,17 @@ def main() -> int:
     (name,) = sys.argv[1:]
     _, absent = MARKS
     try:
-        return runner.run(["uname", "-r"], engine="uml", kernel=name, install=True)
+        return runner.run(["uname", "-r"], engine="uml", kernel=name)
     except SourceAbsentError as exc:
-        print(f"{absent}{exc}")
-        return ABSENT
-    except SoftroceError as exc:
-        print(f"Linux {name}: {exc}")
-        return exc.exit_status
+        reason = exc
+    if status := runner.run(["uname", "-r"], engine="uml"):
+        return status
+    print(f"{absent}{reason}")
+    return ABSENT
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except SoftroceError as exc:
+        sys.exit(f"the kernel of the guests: {exc}")

@@ -210,7 +210,7 @@ def run_all(stages: Sequence[Stage], options: Sequence[str]) -> list[Result]:
         needed = [futures[name] for name in stage.after if name in futures]
         broken = next((f.result().stage.name for f in needed if f.result().problem), "")
         # Shown as it comes where there is time to wonder: the kernel takes minutes.
-        show = stage.name.startswith("kernel") or len(stages) == 1
+        show = stage.name == "kernel" or len(stages) == 1
         return run_stage(stage, options, show=show, broken=broken)
 
     with ThreadPoolExecutor(LANES) as pool:

@@ -146,10 +146,6 @@ def _sanitized(
     return Stage(name, about, command, limit_s, must_run=bool(after), after=after, env=env)
 
 
-#: Environments of the stages in a system, beside the kernel that other guests have.
-_KERNEL_OF = {"trixie": {guest_kernel.VARIABLE: guest_kernel.LONG_TERM}}
-
-
 def _system_unit(python: str) -> Stage:
     """Return the stage of the unit tests in the system that has this Python."""
     left_out = () if python == _NEWEST else _ANY_PYTHON
@@ -197,18 +193,7 @@ def _system_device(
         must_run=True,
         pytest=True,
         after=(f"system-{release}", "kernel"),
-        env={**_KERNEL_OF.get(release, {}), **(env or {})},
-    )
-
-
-def _kernel(name: str, series: str) -> Stage:
-    """Return the stage that makes a kernel for guests."""
-    return Stage(
-        name,
-        f"User-Mode Linux {series} builds (once), boots and runs a command",
-        (sys.executable, "tools/guest_kernel.py", series),
-        limit_s=1800,
-        report=False,
+        env=env or {},
     )
 
 
@@ -303,13 +288,20 @@ _INTEROP = "rping or ucmatose or rstream or pyverbs or cmtime"
 # the machine's own Python has iWARP and uvloop, virtual time, faults, and what is long. Where a
 # system cannot be had, the machine stands in for it, so that no combination of loop and device is
 # lost. The 3.15 of device-rxe-asyncio compiles what is hot (PYTHON_JIT), where its build can;
-# unit-3.15 and interop-rxe do not. Guests have the newest kernel that Debian has; those of 3.13 the
-# long-term one of the same release, and qemu's the still older one of the machine's own, Debian 12.
+# unit-3.15 and interop-rxe do not. Guests have the newest kernel that Debian has, and those of qemu
+# the oldest, which is the machine's own; the long-term one between them, which takes as long to
+# build as the tests of a device take, is for make test-kernels.
 
 #: Three run at a time, in this order: what everything waits for, what needs no kernel while that
 #: is built, and then the longest first, so that all lanes end together.
 STAGES: tuple[Stage, ...] = (
-    _kernel("kernel", guest_kernel.NEWEST),
+    Stage(
+        "kernel",
+        f"User-Mode Linux {guest_kernel.NEWEST} builds (once), boots and runs a command",
+        (sys.executable, "tools/guest_kernel.py", guest_kernel.NEWEST),
+        limit_s=1800,
+        report=False,
+    ),
     Stage(
         "collect",
         "every file of tests imports; compiled here, because in a guest it takes minutes",
@@ -332,7 +324,6 @@ STAGES: tuple[Stage, ...] = (
     _local(
         "unit", "no device, every warning an error, asyncio's debug", "tests/unit", limit_s=1500
     ),
-    _kernel("kernel-long-term", guest_kernel.LONG_TERM),
     Stage(
         "fuzz",
         "the C that reads the wire, by random programs under AddressSanitizer and UBSan",
