@@ -241,6 +241,7 @@ async def test_streams(address: str) -> None:
             await each.wait_closed()
 
 
+@pytest.mark.program
 def test_without_the_tasks_of_c(loop_name: str) -> None:
     """All of the above once more."""
     done = subprocess.run(

@@ -36,7 +36,7 @@ async def peer(role: str, address: str, loop: str) -> AsyncIterator[tuple[int, i
     )  # fmt: skip
     try:
         assert process.stdout is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):  # it starts in an emulated guest, too
             line = await process.stdout.readline()
         assert line.startswith(b"ready"), line
         yield int(line.split()[1]), process.pid
