@@ -360,6 +360,8 @@ class Acceptor:
         """End a handshake, as others wait, unless the client has `acted`; for `Place.turn`."""
         # Its confirmation and its greeting may be here, and this loop late.
         self._shared._catch_up()
+        if side.closed:
+            return True  # it has ended already, and its place with its memory
         side.completions.sweep()
         if acted():
             return False

@@ -1,0 +1,24 @@
+"""Clients that are dropped in the middle of a handshake."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiordma.link.acceptor import Acceptor
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_handshake_that_has_ended_is_not_dropped_again(closed: bool) -> None:
+    """Its place becomes free with its memory; its completion channel may be closed by then."""
+    calls: list[str] = []
+    completions = SimpleNamespace(sweep=lambda: calls.append("sweep"))
+    side: Any = SimpleNamespace(closed=closed, completions=completions, peer_name=lambda: "peer")
+    acceptor: Any = Acceptor.__new__(Acceptor)
+    acceptor._shared = SimpleNamespace(_catch_up=lambda: None)
+    acceptor.dropped = 0
+    assert acceptor.drop(side, lambda: calls.append("end"), lambda: False)
+    assert calls == ([] if closed else ["sweep", "end"])
+    assert acceptor.dropped == (not closed)
