@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import traceback
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -88,6 +89,8 @@ async def clean(request: pytest.FixtureRequest) -> AsyncIterator[None]:
     yield
     await settle()
     assert CompletionChannel.all_lost_events == lost, "only the safety poll has found them"
+    for error in filter(None, (report.get("exception") for report in reports)):
+        print("".join(traceback.format_exception(error)))
     assert not reports, f"errors that nobody handled: {reports}"
     with contextlib.suppress(TimeoutError):
         # A stream whose peer's program has ended closes by a timer, and no task waits for it.
