@@ -772,8 +772,15 @@ class Connection(Uncopied):
         self._begin_end()
 
     def _stop_receiving(self) -> None:
-        """Have `recv` raise ResourceClosedError behind the messages that have arrived."""
-        if not self._outcome.decided:
+        """Have `recv` raise ResourceClosedError behind the messages that have arrived.
+
+        Requests end likewise behind those that have arrived, and later ones are refused.
+        """
+        if self._outcome.decided:
+            return
+        if (exchange := self._receiver.exchange) is not None:
+            exchange.served.stop()
+        else:
             self._receiver.end(closed_error)
 
     def abort(self) -> None:

@@ -360,7 +360,7 @@ class Calls:
     def _step(self) -> None:
         """A part of the time is over in which the peer has to end an abandoned call."""
         self._timer = None
-        # A server that is stopping reads no CANCEL, and may still answer the other calls.
+        # A peer that does not read a CANCEL in time may still answer the other calls.
         self._steps = self._steps + 1 if len(self._abandoned) == len(self._calls) else 0
         if self._steps < _STEPS:
             self._timer = self._loop.call_later(UNANSWERED_S / _STEPS, self._step)

@@ -3,8 +3,8 @@
 Theory of operation
     A connection gets an Exchange with its first `request()` or `requests()`.  From then on its
     messages are frames of requests, which the reader takes; it waits for nothing else.  The reader
-    ends with the connection, or when the server that has the connection stops; a peer that breaks
-    the format ends the connection, and no more.
+    ends with the connection: also while a server stops, the peer cancels, and is refused.  A peer
+    that breaks the format ends the connection, and no more.
 """
 
 from __future__ import annotations

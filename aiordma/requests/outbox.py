@@ -46,6 +46,11 @@ class Outbox:
         if self._task is None:
             self._task = background.start(self._loop, self._run)
 
+    async def sent(self, limit_s: float) -> None:
+        """Wait for so many seconds until no frame waits for room.  Cancellation: ends the wait."""
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=limit_s)
+
     async def _run(self) -> None:
         try:
             while self._frames:

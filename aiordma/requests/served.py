@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from aiordma.cm.address import Address
     from aiordma.endpoint.connection import Connection
 
-__all__ = ["Request", "Requests", "Served"]
+__all__ = ["STOPPING", "Request", "Requests", "Served"]
 
 
 class Request(Uncopied):
@@ -276,6 +276,8 @@ class _Coming:
         self.deadline = deadline
 
 
+#: Why a request is refused that no handler has begun with.
+STOPPING = "the server is stopping"
 #: In `Served._numbers`: the final frame waits for room.
 _REFUSED = None
 _Entry = _Coming | Request | weakref.ref[Request] | None
@@ -369,8 +371,10 @@ class Served:
         self._admit(number, coming.deadline, message)
 
     def _admit(self, number: int, deadline: float | None, body: Message) -> None:
-        size = len(body)
-        if self._queue and self._queued_bytes + size > self._hard_bytes:
+        size, code = len(body), ErrorCode.OVERLOADED
+        if self._ended is not None:
+            text, code = STOPPING, ErrorCode.REFUSED
+        elif self._queue and self._queued_bytes + size > self._hard_bytes:
             text = f"{self._queued_bytes} bytes of requests wait"
         elif (held := self._held_bytes + size) > self._may_hold and not self._widen(held):
             text = "the requests of all clients, or of those of this machine, take all the memory"
@@ -384,7 +388,7 @@ class Served:
                 self._line.grant(None)
             return
         body.release()
-        self.final(number, ErrorCode.OVERLOADED, "", text)
+        self.final(number, code, "", text)
 
     def on_cancel(self, number: int) -> None:
         """Cancel a request; of a number that was answered, the answer is on its way."""
@@ -506,6 +510,26 @@ class Served:
             self._narrow_below = share.size >> 1 if share.size > FREE_BYTES else 0
 
     # End
+
+    def stop(self) -> None:
+        """Refuse the requests that arrive from now on: `take` ends behind those that are here."""
+        if self._ended is None:
+            self._ended = lambda: None
+            self._line.grant_all(None)
+
+    async def told(self, limit_s: float) -> None:
+        """Wait until the peer has been told of each end, and after `stop` of those that wait, too.
+
+        Args:
+            limit_s: Seconds that the answers may wait for room.
+
+        Cancellation: ends the wait.
+        """
+        if self._ended is not None:
+            for request in list(self._queue):
+                self._drop(request)
+                self.final(request._number, ErrorCode.REFUSED, "", STOPPING)
+        await self._outbox.sent(limit_s)
 
     def end(self, failure: Callable[[], BaseException | None], *, over: bool) -> None:
         """No request arrives any more.

@@ -21,7 +21,7 @@ from aiordma.link import tally
 from aiordma.link.limits import ListenerLimits
 from aiordma.link.log_share import LogShare
 from aiordma.memory.shared import Memory
-from aiordma.requests.served import Request
+from aiordma.requests.served import STOPPING, Request
 from aiordma.service.server import Server, serve, started
 
 __all__ = ["RequestHandler", "handle_requests", "serve_requests"]
@@ -146,7 +146,7 @@ async def _handle_all(
         # Not in the task: it may have been canceled before it began.
         request = tasks.pop(task)
         if task.cancelled() and not request.canceled:
-            _fail(request, RequestRefusedError("the server is stopping"))
+            _fail(request, RequestRefusedError(STOPPING))
         request._end()
         room.set()
 
@@ -171,6 +171,7 @@ async def _handle_all(
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        await served.told(connection.config.close_timeout_s)
 
 
 async def _handle(
