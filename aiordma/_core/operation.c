@@ -26,8 +26,9 @@
  * On Soft-RoCE a completion does not prove that the data of a READ, or the result of an atomic, are
  * there (docs/surprises.md).  What is missing are the last packets.  So the last 8 bytes of the
  * local memory are random from the post on, and an operation that finds them unchanged ends with 0
- * bytes, of which Python makes an error.  Data that equal them by chance are taken for missing, too:
- * once in 2^64 times.  A READ of less than 8 bytes is a single packet, of which none was lost so.
+ * bytes, of which Python makes an error.  Data that equal them by chance are taken for missing,
+ * too: once in 2^64 times.  A READ of less than 8 bytes is a single packet, of which none was lost
+ * so.
  */
 #include "core.h"
 

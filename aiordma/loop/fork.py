@@ -1,7 +1,8 @@
 """Fork guard: in a forked child every object of the parent is dead.
 
-What a child has are copies of the parent's objects, and none of its own.  So each object that owns a
-handle registers with `guard`, and is poisoned, without any C call, before the child runs Python code.
+What a child has are copies of the parent's objects, and none of its own.  So each object that owns
+a handle registers with `guard`, and is poisoned, without any C call, before the child runs Python
+code.
 
 An object that programs use (`guard_public`) becomes a stand-in of its own class at the same moment:
 it refuses every public method and attribute with a ForkedError, and its closing methods do nothing.

@@ -43,7 +43,7 @@ _PAUSE_S = 0.01
 
 
 class _Started(threading.Event):
-    """The event for which `Thread.start` waits, with a bound, as every wait of the library has one."""
+    """The event for which `Thread.start` waits, with a bound, as all waits of the library have."""
 
     def wait(self, timeout: float | None = None) -> bool:
         return super().wait(_START_S if timeout is None else timeout)
@@ -81,7 +81,7 @@ class WorkerPool:
         self._unfinished = 0
         self._retrying: asyncio.AbstractEventLoop | None = None
         self._retries = 0
-        #: Locks that `drain` waits for.  No Condition: each step can be repeated after a MemoryError.
+        #: Locks that `drain` waits for.  No Condition: after a MemoryError a step can be repeated.
         self._draining: list[Any] = []
 
     def submit(self, function: Callable[[], T]) -> Job[T]:

@@ -70,8 +70,8 @@ async def _handshake(waiter: asyncio.Future[None], ssl_protocol: Any) -> None:
         await waiter
     finally:
         del waiter  # its exception has this frame: a cycle
-    # A handshake is over when there is a cipher, and not before.  The protocol is asked, which knows
-    # of it for as long as it lives.
+    # A handshake is over when there is a cipher, and not before.  The protocol is asked, which has
+    # it for as long as it lives.
     if ssl_protocol._get_extra_info("cipher") is None:
         text = "the connection ended in the middle of the TLS handshake"
         raise ConnectionLostError(errno.ECONNABORTED, text)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from aiordma import Connection, Listener, RdmaServer
 from aiordma._core import Poller, Spin
@@ -18,6 +19,15 @@ from tests.inside.endpoint import link_of
 
 if TYPE_CHECKING:
     import pytest
+
+
+def acceptor_without_listener(catch_up: Callable[[], None]) -> Acceptor:
+    """An acceptor that drops clients, and looks for events of its connections by `catch_up`."""
+    acceptor: Any = Acceptor.__new__(Acceptor)
+    acceptor._shared = SimpleNamespace(_catch_up=catch_up)
+    acceptor.dropped = 0
+    made: Acceptor = acceptor
+    return made
 
 
 def forget_violations() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aiordma.link.acceptor import Acceptor
+from tests.inside.link import acceptor_without_listener
 
 
 @pytest.mark.parametrize("closed", [False, True])
@@ -16,9 +16,7 @@ def test_a_handshake_that_has_ended_is_not_dropped_again(closed: bool) -> None:
     calls: list[str] = []
     completions = SimpleNamespace(sweep=lambda: calls.append("sweep"))
     side: Any = SimpleNamespace(closed=closed, completions=completions, peer_name=lambda: "peer")
-    acceptor: Any = Acceptor.__new__(Acceptor)
-    acceptor._shared = SimpleNamespace(_catch_up=lambda: None)
-    acceptor.dropped = 0
+    acceptor = acceptor_without_listener(lambda: None)
     assert acceptor.drop(side, lambda: calls.append("end"), lambda: False)
     assert calls == ([] if closed else ["sweep", "end"])
     assert acceptor.dropped == (not closed)
