@@ -772,15 +772,10 @@ class Connection(Uncopied):
         self._begin_end()
 
     def _stop_receiving(self) -> None:
-        """Have `recv` raise ResourceClosedError behind the messages that have arrived.
-
-        Requests end likewise behind those that have arrived, and later ones are refused.
-        """
-        if self._outcome.decided:
-            return
+        """End the messages, or requests, behind those that have arrived; refuse later requests."""
         if (exchange := self._receiver.exchange) is not None:
             exchange.served.stop()
-        else:
+        elif not self._outcome.decided:
             self._receiver.end(closed_error)
 
     def abort(self) -> None:

@@ -37,6 +37,8 @@ from aiordma.requests.wire import (
 
 __all__ = ["Exchange"]
 
+#: A peer that sends without a header of data has so many bytes more in a slot than this side may.
+_BARE = 16
 #: As numbers: to look up a member of an Enum takes longer.
 _ANSWER, _REQUEST = int(Kind.ANSWER), int(Kind.REQUEST)
 
@@ -49,11 +51,12 @@ class Exchange:
         served: Requests of the peer.
     """
 
-    __slots__ = ("_carrier", "_loop", "calls", "served")
+    __slots__ = ("_carrier", "_loop", "_most", "calls", "served")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, carrier: Carrier) -> None:
         self._loop = loop
         self._carrier = carrier
+        self._most = carrier._frame_room + _BARE  # bytes of a frame that has a body in it
         outbox = Outbox(loop, carrier)
         self.calls: Calls = Calls(loop, carrier, outbox)
         self.served: Served = Served(loop, carrier, outbox)
@@ -94,6 +97,9 @@ class Exchange:
                 self.served.on_body(imm, message)
             return
         kind, flags, number, argument = parse(message)
+        if len(message) > self._most and kind in (_REQUEST, _ANSWER):
+            msg = f"{len(message)} bytes in a frame, whose body belongs into a message of its own"
+            raise ViolationError(msg)
         if kind == _ANSWER:
             self.calls.on_answer(number, Message(message[HEADER_SIZE:]))
         elif kind == _REQUEST:

@@ -201,7 +201,7 @@ async def _handle(
         _fail(request, exc)
     except Exception as exc:
         if isinstance(exc, RdmaError) and connection.is_closing():
-            _log.info("%r of %r: %s", request, connection, exc)
+            _log.debug("%r of %r: %s", request, connection, exc)  # of each request that it had
         elif tracebacks.may_log(connection.get_extra_info("peername")):
             _log.exception("the handler of %r of %r has raised", request, connection)
         _fail(request, exc)

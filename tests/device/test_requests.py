@@ -449,6 +449,35 @@ async def test_at_the_end_of_a_server_handlers_finish_or_are_refused(address: st
             await client.request(b"?")
 
 
+async def test_a_stopping_server_refuses_what_no_handler_has_begun_with(address: str) -> None:
+    """However many wait or come late, each hears what has become of its request."""
+    begun = 0
+
+    async def serve(_: aiordma.Request) -> None:
+        nonlocal begun
+        begun += 1
+        await asyncio.Event().wait()
+
+    async with (
+        aiordma.serve_requests(serve, address, 0, grace_s=0.5, max_concurrent=10) as server,
+        aiordma.connect(address, server.port) as client,
+        asyncio.timeout(LIMIT_S),
+    ):
+        asking = [asyncio.create_task(client.request(b"?")) for _ in range(40)]
+        await until(lambda: begun == 10 and client.stats.messages_sent >= 40, LIMIT_S)
+        stopping = asyncio.create_task(server.stop())
+        await asyncio.sleep(0)
+        asking += [asyncio.create_task(client.request(b"late" * 50_000 * n)) for n in range(2)]
+        ends = await asyncio.gather(*asking, return_exceptions=True)
+        await stopping
+    assert begun == 10
+    kinds = Counter(type(end) for end in ends)
+    assert kinds == {aiordma.RequestError: 10, aiordma.RequestRefusedError: 32}
+    assert {str(end) for end in ends[:40] if isinstance(end, aiordma.RequestRefusedError)} == {
+        "the server is stopping"
+    }
+
+
 async def test_a_client_that_goes_cancels_its_handlers(address: str) -> None:
     begun: list[aiordma.Request] = []
     canceled: list[bool] = []

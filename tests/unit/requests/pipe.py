@@ -13,6 +13,7 @@ from aiordma.errors import ConnectionLostError, MessageTooLargeError, ResourceCl
 from aiordma.requests.budget import Share
 from aiordma.requests.exchange import Exchange
 from aiordma.requests.served import Requests
+from aiordma.requests.wire import BODY_FOLLOWS, Kind, frame
 
 ROOM = 256
 LARGEST = 1 << 20
@@ -133,6 +134,11 @@ class End:
         """A message of the peer."""
         self._inbox.append(Message(memoryview(data), imm))
         self._arrived.set()
+
+    def ask(self, number: int, body: bytes) -> None:
+        """A request of the peer with a body of its own."""
+        self.arrive(frame(Kind.REQUEST, number, flags=BODY_FOLLOWS))
+        self.arrive(body, number)
 
     def give(self, credits: int | None) -> None:
         """Room for so many more messages; None for any number."""

@@ -8,7 +8,7 @@ import gc
 import pytest
 
 from aiordma import Request
-from aiordma.requests.wire import INITIAL_BYTES, INITIAL_REQUESTS, ErrorCode, Kind, frame
+from aiordma.requests.wire import INITIAL_BYTES, INITIAL_REQUESTS, ErrorCode, Kind
 from tests.inside.requests import held_of
 
 from ..conftest import Run, settle
@@ -167,7 +167,7 @@ def test_bytes_beyond_all_grants_are_refused(run: Run) -> None:
         requests = end.requests(limit_bytes=INITIAL_BYTES)
         half = bytes(INITIAL_BYTES // 2)
         for number in range(6):
-            end.arrive(frame(Kind.REQUEST, number) + half)
+            end.ask(number, half)
         await settle()
         # Two wait; the program has none of them yet.
         assert held_of(end.exchange.served) == (2, 2, 2, INITIAL_BYTES)
@@ -177,7 +177,7 @@ def test_bytes_beyond_all_grants_are_refused(run: Run) -> None:
         ]
         taken = [await anext(requests) for _ in range(2)]
         for number in range(6, 12):  # and two more, while the program has as many
-            end.arrive(frame(Kind.REQUEST, number) + half)
+            end.ask(number, half)
         await settle()
         assert held_of(end.exchange.served) == (4, 2, 4, 2 * INITIAL_BYTES)
         for request in taken:

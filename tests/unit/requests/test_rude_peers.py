@@ -13,6 +13,7 @@ from aiordma.requests.wire import (
     ANSWER_BODY,
     BODY_FOLLOWS,
     GIVEN_UP,
+    HEADER_SIZE,
     INITIAL_BYTES,
     INITIAL_REQUESTS,
     ErrorCode,
@@ -23,7 +24,7 @@ from aiordma.requests.wire import (
 from tests.inside.requests import held_by, held_of
 
 from ..conftest import Run, settle
-from .pipe import NOTHING, End, echo, joined, lone, part
+from .pipe import NOTHING, ROOM, End, echo, joined, lone, part
 
 HEADER = frame(Kind.REQUEST, 5)
 #: The messages, with their immediates, and words of the error.
@@ -87,7 +88,7 @@ def test_a_flood_that_takes_no_refusals_ends(run: Run) -> None:
         end.credits = 0
         large = bytes(INITIAL_BYTES)
         for number in range(INITIAL_REQUESTS):
-            end.arrive(frame(Kind.REQUEST, number) + large)
+            end.ask(number, large)
         await settle()
         assert end.cause is None
         assert held_of(end.exchange.served)[:2] == (INITIAL_REQUESTS, 1)
@@ -171,6 +172,32 @@ def test_what_a_peer_owes_is_bounded_whatever_it_grants(
         await settle()
         end.arrive(frame(Kind.ANSWER, end.sent[-1][0][7]) + b"!")
         assert await asking == b"!"
+        await part(end)
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", [Kind.REQUEST, Kind.ANSWER])
+def test_a_body_in_a_frame_is_no_larger_than_a_slot(run: Run, kind: Kind) -> None:
+    """It is copied at once; a larger one comes as a message, which is not."""
+
+    async def main() -> None:
+        end = await lone()
+        asking = asyncio.create_task(end.request(b"?"))
+        await settle()
+        number = end.sent[-1][0][7]
+        requests = end.requests()
+        if kind == Kind.REQUEST:
+            end.arrive(frame(kind, 0) + bytes(ROOM - HEADER_SIZE))
+            assert len((await anext(requests)).body) == ROOM - HEADER_SIZE
+            number = 1
+        end.arrive(frame(kind, number) + bytes(ROOM + 1))
+        with pytest.raises(ConnectionLostError):
+            await anext(requests)
+        assert isinstance(end.cause, ProtocolError)
+        assert "a message of its own" in str(end.cause)
+        with pytest.raises(ConnectionLostError):
+            await asking
         await part(end)
 
     run(main())
