@@ -5,6 +5,8 @@ generators, and closes the loop.  A connection whose peer was canceled in the fi
 that step: a task that begins then would be destroyed while it is pending.  So each loop gets an
 asynchronous generator that does nothing until the second step.  Then it acts, in this order:
 
+0.  It waits for the program's own generators, which asyncio closes at the same time: their last
+    blocks may still ask a peer, and hear from it.
 1.  Datagram transports that are closing, which have no task, end at once (`at_end`).
 2.  Streams begin to deliver the bytes that their adapters have (`deliver_at_end`).  For TCP the
     kernel does so, whatever becomes of the process; a queue pair ends with its process.
@@ -79,6 +81,8 @@ class _Background:
             raise
 
     async def _end(self) -> None:
+        if others := _closing_generators():
+            await asyncio.wait(others, timeout=_END_S)
         for function in list(self.closing):
             function()
         delivered = asyncio.gather(
@@ -94,6 +98,27 @@ class _Background:
                 task.cancel()
             await asyncio.wait(tasks, timeout=_END_S)
         await delivered
+
+
+async def _generator() -> AsyncGenerator[None, None]:
+    yield
+
+
+def _type_of_close() -> type:
+    close = _generator().aclose()
+    close.close()
+    return type(close)
+
+
+#: Of what closes an asynchronous generator, as the coroutine of a task.
+_CLOSE = _type_of_close()
+
+
+def _closing_generators() -> set[asyncio.Task[Any]]:
+    """The tasks by which the loop closes its asynchronous generators, but for the running one."""
+    return {task for task in asyncio.all_tasks() if type(task.get_coro()) is _CLOSE} - {
+        asyncio.current_task()
+    }
 
 
 def prepare() -> None:

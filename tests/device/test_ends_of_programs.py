@@ -12,9 +12,10 @@ import logging
 import random
 import signal
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -238,3 +239,78 @@ def test_a02_a_program_ends_at_any_moment(
         assert not seen, (seed + number, seen)
         assert adapter_objects() == objects, seed + number
         assert rdma_descriptors() == descriptors, seed + number
+
+
+async def _serve(address: str, ports: dict[str, int], ready: threading.Event) -> None:
+    """Answer in upper case until the peers are gone: a client by a stream, one by messages."""
+    gone = [asyncio.Event(), asyncio.Event()]
+
+    async def stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            writer.write(line.upper())
+        writer.close()
+        gone[0].set()
+
+    async def messages(connection: aiordma.Connection) -> None:
+        try:
+            async for message in connection:
+                await connection.send(bytes(message).upper())
+        finally:  # a block that a generator leaves at its end is left by an exception
+            gone[1].set()
+
+    async with (
+        await aiordma.start_server(stream, address, 0) as streams,
+        aiordma.serve(messages, address, 0) as server,
+    ):
+        ports |= {"streams": streams.sockets[0].getsockname()[1], "messages": server.port}
+        ready.set()
+        for each in gone:
+            await each.wait()
+
+
+def test_generators_of_a_program_that_ends_may_still_ask(
+    address: str, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """The loop closes them when all tasks have ended, and the peers still hear and answer."""
+    said: list[bytes] = []
+    ports: dict[str, int] = {}
+    ready = threading.Event()
+
+    async def by_stream() -> AsyncGenerator[bytes, None]:
+        reader, writer = await aiordma.open_connection(address, ports["streams"])
+        try:
+            while True:
+                writer.write(b"next\n")
+                yield await reader.readline()
+        finally:
+            writer.write(b"quit\n")
+            said.append(await reader.readline())
+            writer.close()
+            await writer.wait_closed()
+
+    async def by_messages() -> AsyncGenerator[bytes, None]:
+        async with aiordma.connect(address, ports["messages"]) as connection:
+            try:
+                while True:
+                    await connection.send(b"next")
+                    yield bytes(await connection.recv())
+            finally:
+                await connection.send(b"quit")
+                said.append(bytes(await connection.recv()))
+
+    async def use() -> None:
+        for generator in kept:
+            async for _ in generator:
+                break
+        raise Failed
+
+    main = _serve(address, ports, ready)
+    server = threading.Thread(target=_run, args=(new_loop, main), daemon=True)
+    server.start()
+    assert ready.wait(20)
+    kept = [by_stream(), by_messages()]  # they outlive the tasks
+    with pytest.raises(Failed):
+        _run(new_loop, use())
+    assert sorted(said) == [b"QUIT", b"QUIT\n"]
+    server.join(20)
+    assert not server.is_alive()

@@ -7,7 +7,7 @@ import functools
 import gc
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
@@ -194,3 +194,41 @@ def test_ctrl_c_that_hits_a_task_is_not_reported_a_second_time(
     (record,) = caplog.records
     assert record.exc_info is not None
     assert record.exc_info[0] is ZeroDivisionError, "other exceptions still are"
+
+
+@pytest.mark.parametrize("name", list(LOOPS))
+@pytest.mark.parametrize("limit_s", [10.0, 0.05])
+def test_what_the_program_closes_comes_before_the_end(
+    name: str, limit_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its generators are closed at the same time, and may still use the library; in their time."""
+    monkeypatch.setattr(background, "_END_S", limit_s)
+    calls: list[str] = []
+
+    class Stream:
+        async def _deliver(self) -> None:
+            calls.append("delivered")
+            go_on.set()
+
+    async def generator() -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            if limit_s < 1:
+                await go_on.wait()  # as for a peer that says nothing
+            calls.append("closed")
+
+    stream = Stream()
+    go_on = asyncio.Event()
+    kept = generator()
+
+    async def main() -> None:
+        background.prepare()
+        background.deliver_at_end(asyncio.get_running_loop(), stream)
+        await anext(kept)
+
+    with asyncio.Runner(loop_factory=LOOPS[name]) as runner:
+        runner.run(main())
+    assert calls == (["closed", "delivered"] if limit_s > 1 else ["delivered", "closed"])
