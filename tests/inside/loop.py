@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from typing import TYPE_CHECKING, Any
 
-from aiordma.loop import slots, workers
+from aiordma.loop import background, slots, workers
 from aiordma.loop.job import Job
 from aiordma.loop.limit import PatientLimit
 from aiordma.loop.workers import WorkerPool
@@ -57,3 +57,8 @@ def unfinished(pool: WorkerPool) -> int:
 def is_ticking(limit: PatientLimit) -> bool:
     """Whether steps of its time are left."""
     return limit._left > 0
+
+
+def give_the_end(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let what ends with the loop have so many seconds."""
+    patch.setattr(background, "_END_S", seconds)

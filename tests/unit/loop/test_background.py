@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 import pytest
 
 from aiordma.loop import background
+from tests.inside.loop import give_the_end
 
 from ..conftest import LOOPS
 
@@ -202,7 +203,7 @@ def test_what_the_program_closes_comes_before_the_end(
     name: str, limit_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its generators are closed at the same time, and may still use the library; in their time."""
-    monkeypatch.setattr(background, "_END_S", limit_s)
+    give_the_end(monkeypatch, limit_s)
     calls: list[str] = []
 
     class Stream:
