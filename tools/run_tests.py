@@ -24,7 +24,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import IO
 
-import guest_kernel
 from checks import ROOT, Counts, read_counts, read_failures
 from stages import REPORTS, STAGES, Stage
 from systems import ABSENT, MARKS
@@ -97,8 +96,7 @@ def run_with(
 ) -> str:
     """Run it with these environment variables."""
     command = [*stage.command, *(options if stage.pytest else ())]
-    environment = {**os.environ, **guest_kernel.for_guests(), "PYTHONUNBUFFERED": "1"}
-    environment |= {**variables, **stage.env}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **variables, **stage.env}
     # Whatever the user's habit: a guest, and each program that it starts, is slow to compile.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
@@ -201,14 +199,14 @@ def run_all(stages: Sequence[Stage], options: Sequence[str]) -> list[Result]:
 
     A guest uses one core, and waits for a third of its time: CI's machine has two cores.
 
-    A stage that comes after others waits for them; it stands behind them in the list, so that what
+    A stage that comes after another waits for it; it stands behind it in the list, so that what
     it waits for has been started.
     """
     futures: dict[str, Future[Result]] = {}
 
     def run(stage: Stage) -> Result:
-        needed = [futures[name] for name in stage.after if name in futures]
-        broken = next((f.result().stage.name for f in needed if f.result().problem), "")
+        needed = futures.get(stage.after)
+        broken = stage.after if needed is not None and needed.result().problem else ""
         # Shown as it comes where there is time to wonder: the kernel takes minutes.
         show = stage.name == "kernel" or len(stages) == 1
         return run_stage(stage, options, show=show, broken=broken)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import guest_kernel
 import pythons
 import systems
 
@@ -36,7 +35,7 @@ class Stage:
         pytest: whether further options of the command line are for this stage.
         needs: the stage fails at once if this path is missing.
         optional: left out, with a word about it, if this path is missing.
-        after: stages any of whose failures makes this one pointless.
+        after: a stage whose failure makes this one pointless.
         env: additions to the environment.
 
     A command that ends with `systems.ABSENT` has found that what it needs is not to be had here: it
@@ -52,7 +51,7 @@ class Stage:
     pytest: bool = False
     needs: str = "."
     optional: str = "."
-    after: tuple[str, ...] = ()
+    after: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -78,12 +77,7 @@ def _pytest(name: str, *arguments: str) -> tuple[str, ...]:
 
 
 def _local(
-    name: str,
-    about: str,
-    *arguments: str,
-    limit_s: float,
-    optional: str = ".",
-    after: tuple[str, ...] = (),
+    name: str, about: str, *arguments: str, limit_s: float, optional: str = ".", after: str = ""
 ) -> Stage:
     """Return a stage of pytest on this machine, no device needed."""
     return Stage(
@@ -106,7 +100,7 @@ def _device(
     *arguments: str,
     limit_s: float,
     optional: str = ".",
-    after: tuple[str, ...] = ("kernel",),
+    after: str = "kernel",
 ) -> Stage:
     """Return a stage of pytest inside softroce, which ends it some time before the limit."""
     inside = f"--timeout={limit_s - 30:.0f}"
@@ -125,12 +119,7 @@ def _device(
 
 
 def _sanitized(
-    name: str,
-    about: str,
-    kinds: str,
-    *arguments: str,
-    limit_s: float,
-    after: tuple[str, ...] = (),
+    name: str, about: str, kinds: str, *arguments: str, limit_s: float, after: str = ""
 ) -> Stage:
     """Return a stage of pytest over C that is built under sanitizers."""
     guest = ("--guest",) if after else ()
@@ -160,7 +149,7 @@ def _system_unit(python: str) -> Stage:
         ),
         limit_s=1500,
         pytest=True,
-        after=(f"system-{release}",),
+        after=f"system-{release}",
         env={"PYTHONASYNCIODEBUG": "1"},
     )
 
@@ -192,7 +181,7 @@ def _system_device(
         limit_s,
         must_run=True,
         pytest=True,
-        after=(f"system-{release}", "kernel"),
+        after=f"system-{release}",
         env=env or {},
     )
 
@@ -226,7 +215,7 @@ def _other_pythons(kind: str, about: str, *arguments: str) -> tuple[Stage, ...]:
                 f"{about}, with CPython {version}",
                 (*command, *_options(name, *arguments)),
                 limit_s=1500,
-                after=("kernel",) if where else (),
+                after="kernel" if where else "",
                 must_run=bool(where),
                 env={} if where else {"PYTHONASYNCIODEBUG": "1"},
             )
@@ -296,17 +285,15 @@ _INTEROP = "rping or ucmatose or rstream or pyverbs or cmtime"
 # the machine's own Python has iWARP and uvloop, virtual time, faults, and what is long. Where a
 # system cannot be had, the machine stands in for it, so that no combination of loop and device is
 # lost. The 3.15 of device-rxe-asyncio compiles what is hot (PYTHON_JIT), where its build can;
-# unit-3.15 and interop-rxe do not. Guests have the newest kernel that Debian has, and those of qemu
-# the oldest, which is the machine's own; the long-term one between them, which takes as long to
-# build as the tests of a device take, is for make test-kernels.
+# unit-3.15 and interop-rxe do not.
 
 #: Three run at a time, in this order: what everything waits for, what needs no kernel while that
 #: is built, and then the longest first, so that all lanes end together.
 STAGES: tuple[Stage, ...] = (
     Stage(
         "kernel",
-        f"User-Mode Linux {guest_kernel.NEWEST} builds (once), boots and runs a command",
-        (sys.executable, "tools/guest_kernel.py", guest_kernel.NEWEST),
+        "the User-Mode Linux kernel builds (once), boots and runs a command",
+        (sys.executable, "-m", "aiordma.testing.softroce", *UML, "--", "true"),
         limit_s=1800,
         report=False,
     ),
@@ -386,7 +373,7 @@ STAGES: tuple[Stage, ...] = (
         "--timeout=400",
         "--ignore=tests/device/test_introspection.py",  # of each Python, and of no kernel
         limit_s=900,
-        after=("collect",),
+        after="collect",
     ),
     _device(
         "programs",
@@ -465,7 +452,7 @@ STAGES: tuple[Stage, ...] = (
         "tests/runner",
         *("-m", "not qemu and not kernels"),
         limit_s=1200,
-        after=("kernel",),
+        after="kernel",
     ),
     _device(
         "interop-siw",
@@ -519,7 +506,7 @@ STAGES: tuple[Stage, ...] = (
         *(f"tests/device/test_{name}.py" for name in ("messages", "one_sided", "streams")),
         *("--loop=uvloop", "-m", f"{_SPECIAL} and not siw and not slow"),
         limit_s=600,
-        after=("kernel",),
+        after="kernel",
     ),
     _device(
         "conformance",

@@ -25,10 +25,6 @@ class InfrastructureError(SoftroceError):
     """The environment failed: a build, a boot, a kernel panic, a missing package."""
 
 
-class SourceAbsentError(InfrastructureError):
-    """No package that can be had here has the source of the kernel that is asked for."""
-
-
 class UsageError(SoftroceError):
     """The options contradict each other, or the engine cannot do what they ask for."""
 

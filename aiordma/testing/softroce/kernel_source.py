@@ -14,7 +14,7 @@ from pathlib import Path
 
 from . import packages, tools
 from .cache import Workshop
-from .errors import InfrastructureError, SourceAbsentError
+from .errors import InfrastructureError
 from .options import OLDEST_KERNEL
 
 PATTERN = r"linux-source-([0-9.]+)"
@@ -45,8 +45,7 @@ def get(shop: Workshop, name: str | None, *, verbose: bool = False) -> tuple[Pat
         verbose: show what the tools say.
 
     Raises:
-        SourceAbsentError: the system has no such package, nor has a release of Debian.
-        InfrastructureError: it cannot be had for another reason.
+        InfrastructureError: it cannot be had.
     """
     apt: tuple[str, ...] = ()
     if name is None:
@@ -112,7 +111,7 @@ def _find(shop: Workshop, name: str, verbose: bool) -> tuple[str, ...]:
         return apt
     known = {*packages.numbers(PATTERN), *packages.numbers(PATTERN, apt)}
     names = ", ".join(".".join(map(str, found)) for found in sorted(known))
-    raise SourceAbsentError(
+    raise InfrastructureError(
         f"no source of Linux {name} is to be had: neither the packages of this system nor Debian's "
         f"other releases have {package}; they have {names or 'none'}"
     )
@@ -136,13 +135,13 @@ def _mirrors() -> dict[bool, str]:
 def _other_releases(shop: Workshop, name: str, verbose: bool) -> tuple[str, ...]:
     """Return options with which apt knows Debian's releases, and fetch their lists."""
     if not KEYS.exists():
-        raise SourceAbsentError(
+        raise InfrastructureError(
             f"the packages of this system have no {package_of(name)}, and to look for it in "
             "Debian's takes Debian's keys: install debian-archive-keyring"
         )
     mirrors = _mirrors()
     if False not in mirrors:
-        raise SourceAbsentError(
+        raise InfrastructureError(
             f"the packages of this system have no {package_of(name)}, and apt has no mirror of "
             "Debian to look for it (of another distribution, or before apt-get update)"
         )
