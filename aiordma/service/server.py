@@ -295,7 +295,8 @@ class Server(Uncopied):
 
         A handler that waits for a message, or asks for the next one, gets the end: `async for` is
         over, and `recv` raises ResourceClosedError.  Messages that have arrived are still received,
-        and answers are still sent.
+        and answers are still sent.  Requests that are left are refused: a client that takes nothing
+        holds this up by the `close_timeout_s` of its connection, and no longer.
 
         Raises:
             DeviceRemovedError: The RDMA devices of all addresses were removed.
