@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -397,28 +397,27 @@ TestModel = Model.TestCase
 def test_a02_a_loop_that_ends_registers_at_once(name: str) -> None:
     """No task begins any more that would be left pending."""
 
-    async def late() -> AsyncIterator[None]:
-        cache = make()
-        try:
-            yield
-        finally:
+    class Late:
+        """A stream that needs memory while the loop waits for it."""
+
+        async def _deliver(self) -> None:
             await settle(20)  # from now on no task begins
+            assert background.start(asyncio.get_running_loop(), self._deliver) is None
+            cache = make()
             region = await cache.take(bytearray(LARGE))
             assert region.length == LARGE
             cache.give(region)
             cache.close()
             taken.append(region)
 
-    async def main() -> AsyncIterator[None]:
+    async def main() -> None:
         background.prepare()
-        generator = late()
-        await anext(generator)
-        return generator
+        background.deliver_at_end(asyncio.get_running_loop(), late)
 
+    late = Late()
     taken: list[Any] = []
     with asyncio.Runner(loop_factory=LOOPS[name]) as runner:
-        generator = runner.run(main())
+        runner.run(main())
         Region.gate = asyncio.Event()  # a registration in a task would wait for it
     assert taken
     assert taken[0].closed
-    del generator
