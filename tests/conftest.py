@@ -29,6 +29,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="asyncio",
         help="event loop that async tests run on",
     )
+    parser.addoption(
+        "--unit-loop",
+        choices=("asyncio", "uvloop"),
+        help="leave out the unit tests of the other loop; without it they run on both",
+    )
 
 
 #: Seconds after its limit in which a test may end; see `pytest_runtest_protocol`.

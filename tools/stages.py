@@ -137,7 +137,10 @@ def _sanitized(
 
 def _system_unit(python: str) -> Stage:
     """Return the stage of the unit tests in the system that has this Python."""
-    left_out = _ANY_PYTHON if python == _NEWEST else (*_ANY_PYTHON, *_BETWEEN)
+    which = _ANY_PYTHON
+    if python != _NEWEST:
+        # Each of those between has one loop.
+        which += (*_BETWEEN, f"--unit-loop={'asyncio' if python == '3.14' else 'uvloop'}")
     name = f"unit-{python}"
     release = systems.system_of(python).release
     return Stage(
@@ -145,7 +148,7 @@ def _system_unit(python: str) -> Stage:
         f"the unit tests, with CPython {python} and rdma-core of {release}",
         (
             *(sys.executable, "tools/systems.py", python, "--", "python", "-m", "pytest"),
-            *_options(name, "tests/unit", *left_out),
+            *_options(name, "tests/unit", *which),
         ),
         limit_s=1500,
         pytest=True,
@@ -371,7 +374,8 @@ STAGES: tuple[Stage, ...] = (
         ALL_TESTS,
         *("-m", f"smoke and not siw and not program and not one_loop and {_SPECIAL}"),
         "--timeout=400",
-        "--ignore=tests/device/test_introspection.py",  # of each Python, and of no kernel
+        # Of each Python, and of no kernel.
+        *(f"--ignore=tests/device/test_{name}.py" for name in ("introspection", "arrays")),
         limit_s=900,
         after="collect",
     ),
@@ -394,10 +398,10 @@ STAGES: tuple[Stage, ...] = (
     ),
     _device(
         "device-siw-uvloop",
-        "everything on software iWARP, uvloop",
+        "everything that is of the device on software iWARP, uvloop",
         SIW,
         ALL_TESTS,
-        *("--loop=uvloop", "-m", _SPECIAL),
+        *("--loop=uvloop", "-m", f"{_SPECIAL} and not one_device"),
         limit_s=2000,
     ),
     _device(
@@ -413,7 +417,7 @@ STAGES: tuple[Stage, ...] = (
         "comms of Dask on software iWARP and uvloop",
         (*SIW, *DASK_MEMORY),
         ALL_TESTS,
-        *("--loop=uvloop", "-m", "dask and not slow"),
+        *("--loop=uvloop", "-m", "dask and not slow and not one_device"),
         limit_s=600,
     ),
     _system_device(

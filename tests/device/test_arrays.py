@@ -15,7 +15,7 @@ from tests.device.meeting import Pair, are_alive
 from tests.device.oracle import until
 from tests.device.stepping import Steps, for_every_step, run_canceled
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
 
 @pytest.mark.smoke

@@ -26,7 +26,7 @@ from tests.device.request_server import answer_to, handler, question
 from tests.device.test_recv_into import note_reads
 from tests.unit.tensors import CudaArray, Refusing, Tensor
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
 MIB = 1 << 20
 FETCHED = ConnectionConfig(rendezvous_threshold=0)

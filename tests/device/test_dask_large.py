@@ -49,6 +49,7 @@ async def in_time() -> AsyncIterator[None]:
 # Frames
 
 
+@pytest.mark.one_device
 @pytest.mark.parametrize("writeable", [True, False], ids=["writeable", "read-only"])
 @pytest.mark.parametrize("split", [True, False], ids=["split", "whole"])
 async def test_an_array_above_256_mib(

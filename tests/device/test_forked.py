@@ -162,6 +162,7 @@ async def test_a06_a_forked_child_cannot_connect_and_is_told_so(address: str) ->
     await in_child(child)
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 async def test_processes_of_a_pool_connect_while_the_parent_is_connected(
     address: str, method: str, pytestconfig: pytest.Config

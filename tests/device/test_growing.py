@@ -193,6 +193,7 @@ def test_transfers_within_eight_mebibytes(address: str) -> None:
     assert told["pinned"] <= 8 << 20
 
 
+@pytest.mark.one_loop
 def test_both_ends_of_twenty_five_connections_within_eight_mebibytes(address: str) -> None:
     """Of one process: the sends of one end leave memory to the fetches of the other."""
     told = alone(address, "pairs")

@@ -126,6 +126,7 @@ async def test_each_way_to_wait(address: str, test: str, wait: str, is_siw: bool
         await measured(address, test, "bw", tx_depth=4, **few)
 
 
+@pytest.mark.one_device
 @pytest.mark.parametrize("api", ["native", "connection"])
 async def test_several_connections(address: str, api: str, is_siw: bool) -> None:
     for test in ("send", "write"):
@@ -136,6 +137,7 @@ async def test_several_connections(address: str, api: str, is_siw: bool) -> None
         assert figures["n_iterations"] == 100
 
 
+@pytest.mark.one_device
 @pytest.mark.parametrize(
     ("test", "metric", "api"),
     [("send", "lat", "native"), ("read", "bw", "native"), ("stream", "bw", "protocol")],
@@ -145,6 +147,7 @@ async def test_all_sizes(address: str, test: str, metric: str, api: str) -> None
     assert [figures["MsgSize"] for figures in rows] == list(ALL_SIZES)
 
 
+@pytest.mark.one_device
 @pytest.mark.parametrize("test", ["send", "write", "stream"])
 async def test_a_duration(address: str, test: str) -> None:
     api = "connection" if test == "send" else None
@@ -263,6 +266,7 @@ ANSWERS: list[tuple[str, str, list[Any]]] = [
 ]
 
 
+@pytest.mark.one_device
 @pytest.mark.parametrize(("test", "api", "answers"), ANSWERS)
 async def test_a_server_that_says_anything(
     address: str, test: str, api: str, answers: list[Any]
@@ -295,6 +299,7 @@ class Liar:
         return self._words
 
 
+@pytest.mark.one_device
 @pytest.mark.parametrize("lent", [None, [], "x", [5], [[1, 2, 3]], ["zz"], [["1", 2]], [[1, -1]]])
 @pytest.mark.parametrize(("api", "key"), [("native", "memory"), ("connection", "regions")])
 async def test_a_server_that_lends_nonsense(
@@ -318,6 +323,7 @@ async def test_a_server_that_counts_wrong(address: str, monkeypatch: pytest.Monk
             await measured(address, "send", "lat", iters=3, warm_up=0)
 
 
+@pytest.mark.one_device
 @pytest.mark.parametrize("end", ["client", "server"])
 @pytest.mark.parametrize(
     ("test", "api"),

@@ -317,6 +317,7 @@ async def receive_all(first: Awaitable[int], server: Connection, buffer: bytearr
         await server.recv_into(buffer)
 
 
+@pytest.mark.one_loop
 async def test_a_peer_that_is_killed_in_the_middle(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,6 +368,7 @@ async def test_an_end_in_the_middle(
         buffer.append(0)
 
 
+@pytest.mark.one_loop
 async def test_fork_in_the_middle(fetching: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The child is refused, and the parent gets all of its message."""
     client, server = fetching

@@ -38,6 +38,7 @@ async def answer(request: aiordma.Request) -> Any:
     return bytes(int.from_bytes(request.body[:4], "big"))
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("size", [20_000, 400_000])
 @pytest.mark.parametrize("limit", [1, 16])
 async def test_answers_larger_than_a_slot(address: str, limit: int, size: int) -> None:

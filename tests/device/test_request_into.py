@@ -77,6 +77,7 @@ async def test_sizes(address: str, config: ConnectionConfig | None) -> None:
         await is_idle(client)
 
 
+@pytest.mark.one_loop
 @pytest.mark.smoke
 async def test_a_large_answer_lands_in_the_array(
     address: str, monkeypatch: pytest.MonkeyPatch, *, is_siw: bool
@@ -330,6 +331,7 @@ async def test_an_end_while_the_buffer_is_registered(
         buffer.append(0)
 
 
+@pytest.mark.one_loop
 async def test_a_server_that_is_killed_in_the_middle(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

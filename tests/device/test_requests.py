@@ -644,6 +644,7 @@ async def test_a_thousand_requests(address: str, caplog: pytest.LogCaptureFixtur
     await storm_on_a_connection(address, 1000)
 
 
+@pytest.mark.one_device
 @pytest.mark.slow
 async def test_ten_thousand_requests(address: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
@@ -655,7 +656,8 @@ async def more_than(pool: aiordma.Pool, counter: str, number: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "kills"), [(1000, 1), pytest.param(10_000, 2, marks=pytest.mark.slow)]
+    ("count", "kills"),
+    [(1000, 1), pytest.param(10_000, 2, marks=[pytest.mark.slow, pytest.mark.one_device])],
 )
 async def test_a_pool_recovers_from_a_killed_server(address: str, count: int, kills: int) -> None:
     asyncio.get_running_loop().set_debug(False)

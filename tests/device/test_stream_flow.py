@@ -169,6 +169,7 @@ async def test_rings_of_all_sizes(address: str, size: int) -> None:
         assert await both.client.received(len(data)) == data
 
 
+@pytest.mark.one_device
 @pytest.mark.one_loop
 async def test_more_small_messages_than_sequence_numbers(address: str) -> None:
     """70,000 of one byte each: the 16 bits of the sequence wrap."""

@@ -210,6 +210,7 @@ def misbehave(peer: Peer, rng: Random) -> None:
             peer.say(DISCONNECT)
 
 
+@pytest.mark.one_device
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 async def test_hostile_peers(scene: Scene, part: int) -> None:

@@ -42,6 +42,7 @@ class Answer(asyncio.Protocol):
         self.transport.write(self.got.digest())
 
 
+@pytest.mark.one_device
 @pytest.mark.timeout(1800)
 async def test_two_hundred_at_once_and_again(address: str) -> None:
     data = os.urandom(CHUNK)

@@ -185,6 +185,7 @@ async def test_h01_a_second_ctrl_c_aborts_at_once(
 END_S = 60
 
 
+@pytest.mark.one_device
 @pytest.mark.one_loop
 @pytest.mark.timeout(600)
 async def test_h01_a_second_ctrl_c_leaves_no_server_behind(address: str) -> None:

@@ -37,6 +37,7 @@ async def run(block: str, **names: Any) -> dict[str, Any]:
     return made
 
 
+@pytest.mark.one_device
 @pytest.mark.one_loop
 def test_the_first_program(tmp_path: Path, address: str, is_siw: bool) -> None:
     (program,) = blocks("One program")
@@ -63,6 +64,7 @@ async def test_its_server_outlives_a_client_that_aborts(address: str) -> None:
             await serving
 
 
+@pytest.mark.one_device
 @pytest.mark.one_loop
 async def test_a_large_message_as_on_the_page(address: str) -> None:
     sends, configures = blocks("Large messages")

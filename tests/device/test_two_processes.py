@@ -46,6 +46,7 @@ async def peer(role: str, address: str, loop: str) -> AsyncIterator[tuple[int, i
         await process.communicate()  # reads to the end: the pipes are closed, too
 
 
+@pytest.mark.one_device
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_thousands_of_messages_come_back(address: str, loop_name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -31,6 +31,20 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "uvloop": uvloop.new_event_loop,
 }
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep to one loop, if the command line says so."""
+    if only := config.getoption("--unit-loop"):
+        others = LOOPS.keys() - {only}
+        chosen = {item: others.isdisjoint(map(str, _parameters(item))) for item in items}
+        config.hook.pytest_deselected(items=[item for item in items if not chosen[item]])
+        items[:] = [item for item in items if chosen[item]]
+
+
+def _parameters(item: pytest.Item) -> Iterable[object]:
+    spec = getattr(item, "callspec", None)
+    return () if spec is None else spec.params.values()
 
 
 async def _bounded(main: Coroutine[Any, Any, Any]) -> Any:

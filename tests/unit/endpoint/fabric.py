@@ -567,7 +567,7 @@ class Wire:
             self.step(steps[0])
         raise AssertionError("the adapters never come to rest")
 
-    async def run(self, rounds: int = 20) -> None:
+    async def run(self, rounds: int = 8) -> None:
         """Adapters and tasks in turn, until neither has anything to do."""
         idle = 0
         for _ in range(10_000):
