@@ -155,9 +155,9 @@ class RdmaLoopMixin(_Loop):
         Cancellation: the resources are closed.
         """
         ways: dict[Address, str | None] = {}
-        where = host, port
+        hosts = [host] if host is None or isinstance(host, str) else list(host)
+        where = ", ".join(each or "every address" for each in hosts), port
         if sock is None and port is not None:
-            hosts = [host] if host is None or isinstance(host, str) else list(host)
             for each in hosts:
                 for address in await self._look_up(each or None, port, family, flags=flags):
                     ways[address] = await self._at(address)

@@ -156,6 +156,24 @@ def test_h06_what_is_not_tcp_is_no_news(
     runner(main())
 
 
+@pytest.mark.parametrize(
+    ("host", "named"),
+    [(None, "every address"), ("", "every address"), ([HOST, "127.0.0.2"], f"{HOST}, 127.0.0.2")],
+)
+def test_addresses_are_named(
+    host: Any, named: str, runner: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "aiordma")
+
+    async def main() -> None:
+        server = await asyncio.start_server(answer, host, 0)
+        assert told(caplog)[0].startswith(f"listening on {named} port 0 not over RDMA: ")
+        server.close()
+        await server.wait_closed()
+
+    runner(main())
+
+
 def test_h06_a_bound_socket_of_loopback(
     runner: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
