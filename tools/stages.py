@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pythons
 import systems
+from checks import ROOT
 
 #: The folder for logs and JUnit files of a run; git ignores it.
 REPORTS = Path("build/test")
@@ -277,6 +278,18 @@ _BETWEEN = tuple(
 #: For five processes, and arrays of more than 256 MiB; pages that no process uses are not taken.
 DASK_MEMORY = ("--memory", "3G")
 ALL_TESTS = "tests/device"
+
+
+def _marked(mark: str, *, but: str = "") -> tuple[str, ...]:
+    """Return the files of device tests that have this mark: a guest takes long to read all."""
+    files = sorted((ROOT / ALL_TESTS).glob("test_*.py"))
+    return tuple(
+        f"{ALL_TESTS}/{file.name}"
+        for file in files
+        if f"mark.{mark}" in file.read_text("utf-8") and file.stem != but
+    )
+
+
 #: Of tests/interop, those with the most connections and the most kinds of requests; and pyverbs
 #: and cmtime, which change with rdma-core.
 _INTEROP = "rping or ucmatose or rstream or pyverbs or cmtime"
@@ -371,11 +384,9 @@ STAGES: tuple[Stage, ...] = (
         "smoke-qemu",
         "the short list on a stock kernel with two CPUs, but for programs: it is emulated",
         ("--engine", "qemu", "--device", "rxe"),
-        ALL_TESTS,
+        *_marked("smoke", but="test_introspection"),  # which is of each Python, and of no kernel
         *("-m", f"smoke and not siw and not program and not one_loop and {_SPECIAL}"),
         "--timeout=400",
-        # Of each Python, and of no kernel.
-        *(f"--ignore=tests/device/test_{name}.py" for name in ("introspection", "arrays")),
         limit_s=900,
         after="collect",
     ),
@@ -383,7 +394,7 @@ STAGES: tuple[Stage, ...] = (
         "programs",
         "the commands, the pages and the examples, as programs on Soft-RoCE",
         RXE,
-        ALL_TESTS,
+        *_marked("program"),
         *("--loop=asyncio", "-m", "program and not two_hosts and not siw"),
         limit_s=2400,
     ),
@@ -408,7 +419,7 @@ STAGES: tuple[Stage, ...] = (
         "dask",
         "comms and clusters of Dask on Soft-RoCE, apart: its threads stay as long as the process",
         (*RXE, *DASK_MEMORY),
-        ALL_TESTS,
+        *_marked("dask"),
         *("--loop=asyncio", "-m", "dask"),
         limit_s=900,
     ),
@@ -416,7 +427,7 @@ STAGES: tuple[Stage, ...] = (
         "dask-siw",
         "comms of Dask on software iWARP and uvloop",
         (*SIW, *DASK_MEMORY),
-        ALL_TESTS,
+        *_marked("dask"),
         *("--loop=uvloop", "-m", "dask and not slow and not one_device"),
         limit_s=600,
     ),
@@ -447,7 +458,10 @@ STAGES: tuple[Stage, ...] = (
     _system_device(
         "smoke-3.13",
         "the short list on Soft-RoCE, uvloop",
-        *("3.13", RXE, ALL_TESTS, "--loop=uvloop", "-m", f"smoke and not siw and {_SPECIAL}"),
+        "3.13",
+        RXE,
+        *_marked("smoke"),
+        *("--loop=uvloop", "-m", f"smoke and not siw and {_SPECIAL}"),
         limit_s=600,
     ),
     _local(
@@ -486,7 +500,7 @@ STAGES: tuple[Stage, ...] = (
         "virtual-time-asyncio",
         "cancellation at every await, and long timers, in a guest whose clock skips idle time",
         (*RXE, "--virtual-time"),
-        ALL_TESTS,
+        *_marked("virtual_time"),
         *("--loop=asyncio", "-m", "virtual_time and not two_hosts", *_VIRTUAL),
         limit_s=600,
     ),
@@ -494,14 +508,14 @@ STAGES: tuple[Stage, ...] = (
         "virtual-time-uvloop",
         "the same on uvloop",
         (*RXE, "--virtual-time"),
-        ALL_TESTS,
+        *_marked("virtual_time"),
         *("--loop=uvloop", "-m", "virtual_time and not two_hosts", *_VIRTUAL),
         limit_s=600,
     ),
     *_other_pythons(
         "smoke",
         "the short list on Soft-RoCE, uvloop",
-        *(ALL_TESTS, "--loop=uvloop", "-m", f"smoke and not siw and {_SPECIAL}"),
+        *(*_marked("smoke"), "--loop=uvloop", "-m", f"smoke and not siw and {_SPECIAL}"),
     ),
     _sanitized(
         "sanitized-rxe",
@@ -548,7 +562,7 @@ STAGES: tuple[Stage, ...] = (
         "two-hosts",
         "a link on which packets get lost, doubled and late",
         (*RXE, "--hosts", "2", "--virtual-time"),
-        ALL_TESTS,
+        *_marked("two_hosts"),
         *("-m", "two_hosts", *_VIRTUAL),
         limit_s=600,
     ),
