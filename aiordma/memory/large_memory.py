@@ -53,14 +53,16 @@ class Turn:
     """The turn of a send, or its place in the line.
 
     Attributes:
+        asked: The time at which it was asked for.
         since: The time at which it was granted; None before.
     """
 
-    __slots__ = ("owner", "ready", "since", "size")
+    __slots__ = ("asked", "owner", "ready", "since", "size")
 
     def __init__(self, owner: Hashable, size: int) -> None:
         self.owner: Hashable = owner
         self.size: int = size
+        self.asked: float = now()
         self.since: float | None = None
         self.ready: asyncio.Future[None] | None = None  # of a send that waits
 
@@ -154,9 +156,9 @@ class LargeMemory:
 
     def _late(self, turn: Turn) -> None:
         """A send has waited long enough: it goes on, and old turns hold up no other send."""
-        oldest = now() - TURN_S
+        # Not by the time that it is: a loop may call this somewhat early.
         for each in list(self._counted):
-            if each.since is None or each.since > oldest:
+            if each.since is None or each.since > turn.asked:
                 break
             self._discount(each)
         self._grant(turn)

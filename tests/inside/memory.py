@@ -70,6 +70,11 @@ def hurry(monkeypatch: pytest.MonkeyPatch, *, turn_s: float = 5.0, short_s: floa
     monkeypatch.setattr(large_memory, "SHORT_S", short_s)
 
 
+def stop_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have all turns asked for, and granted, at the same moment."""
+    monkeypatch.setattr(large_memory, "now", lambda: 5.0)
+
+
 # Shared memory
 
 

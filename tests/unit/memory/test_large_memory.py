@@ -19,7 +19,7 @@ from aiordma.memory.memlock import FIRST, Room
 from aiordma.memory.pool import BufferPool, room_of
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
-from tests.inside.memory import hurry, sending_of
+from tests.inside.memory import hurry, sending_of, stop_clock
 
 from ..conftest import Run, settle
 from .fake_memory import FakeRegion
@@ -86,6 +86,7 @@ def test_a_send_goes_on_without_its_turn_in_the_end(
 ) -> None:
     async def main() -> None:
         hurry(monkeypatch, turn_s=0.02)
+        stop_clock(monkeypatch)  # a loop may call a millisecond before the time
         memory = LargeMemory(100)
         stuck = await memory.turn(100, None)  # its peer never reads
         late = await asyncio.wait_for(memory.turn(70, None), LIMIT_S)
