@@ -123,8 +123,8 @@ async def test_rping_notices_a_wrong_byte(address: str) -> None:
     ):
         await answer(pings, 0, size)
         await answer(pings, 1, size, spoil=True)
-        said = await rping.finish(255)
-    assert "data mismatch!" in said
+        # Its end is not waited for: that of its thread for completions may not come.
+        await rping.line("data mismatch!")
 
 
 async def test_rping_with_a_queue_pair_of_its_own_making(address: str, is_siw: bool) -> None:
