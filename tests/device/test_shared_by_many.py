@@ -12,7 +12,6 @@ from tests.device.test_permissions import modes
 pytestmark = [pytest.mark.device, pytest.mark.slow]
 
 
-@pytest.mark.one_device
 @pytest.mark.timeout(300)
 def test_a_thousand_connections_expose_parts_of_one_registered_memory(
     address: str, loop_name: str, is_siw: bool
