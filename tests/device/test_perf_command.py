@@ -126,7 +126,6 @@ async def test_each_way_to_wait(address: str, test: str, wait: str, is_siw: bool
         await measured(address, test, "bw", tx_depth=4, **few)
 
 
-@pytest.mark.one_device
 @pytest.mark.parametrize("api", ["native", "connection"])
 async def test_several_connections(address: str, api: str, is_siw: bool) -> None:
     for test in ("send", "write"):

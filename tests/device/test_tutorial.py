@@ -37,7 +37,6 @@ async def run(block: str, **names: Any) -> dict[str, Any]:
     return made
 
 
-@pytest.mark.one_device
 @pytest.mark.one_loop
 def test_the_first_program(tmp_path: Path, address: str, is_siw: bool) -> None:
     (program,) = blocks("One program")
