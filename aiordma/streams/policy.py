@@ -157,6 +157,8 @@ class RdmaLoopMixin(_Loop):
         ways: dict[Address, str | None] = {}
         hosts = [host] if host is None or isinstance(host, str) else list(host)
         where = ", ".join(each or "every address" for each in hosts), port
+        if host is not None and not isinstance(host, str):
+            host = hosts  # an iterator has been used up
         if sock is None and port is not None:
             for each in hosts:
                 for address in await self._look_up(each or None, port, family, flags=flags):
