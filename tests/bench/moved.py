@@ -52,9 +52,7 @@ class Way:
 _REST = 0.15
 WAYS = (
     Way("unchecked", "`recv_into`", (0, _REST), (0, _REST)),
-    # Less than 2: the sum of the first part may lie before the window (with six messages in place
-    # of two it is 2.06).
-    Way("checked", "`recv_into`, checked: a sum at each end", (1.9, 2 + _REST), (0, _REST)),
+    Way("checked", "`recv_into`, checked: a sum at each end", (2, 2 + _REST), (0, _REST)),
     Way("copied", "`recv`, and a copy by the program", (1, 1 + _REST), (1, 1 + _REST)),
 )
 
