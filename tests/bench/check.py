@@ -17,7 +17,9 @@ from typing import Any
 from tests.bench.goals import Outcome
 
 RECORDED = Path(__file__).with_name("recorded.json")
-#: Each side of the ratio, unless a row says otherwise: twice what two boots were seen to differ.
+#: Each side of the ratio: twice what two boots were seen to differ.  A row whose boots differ by
+#: more has a band of its own in the file, twice theirs: where two processes take turns by chance
+#: (streams, Dask), or a thousand timers fall into turns of the loop together or not (idle).
 BAND = 0.02
 
 

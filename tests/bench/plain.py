@@ -143,7 +143,7 @@ def idle() -> list[Job]:
     """Connections that do nothing, of the library and in C."""
     ours = (program(MANY[-1], number, loop) for number in IDLE for loop in LOOPS)
     theirs = (connecting(AT_ONCE, way) for way in ASKED)
-    return [replace(job, rounds=1) for job in (*ours, *theirs)]
+    return [*(replace(job, rounds=1) for job in ours), *(replace(job, rounds=3) for job in theirs)]
 
 
 def dask() -> list[Job]:
@@ -177,7 +177,7 @@ def jobs() -> list[Job]:
         *(program(form, SMALL) for form in ("timeout", "untimed")),
         *(program("echo", size) for size in sizes),
         *(program("echo", size, over=ZMQ) for size in (SMALL, LARGE)),
-        *(replace(job, rounds=1) for job in dask()),
+        *(replace(job, rounds=3) for job in dask()),
         *(program("callers", number, over="handed") for number in CALLERS),
         *(program("requests", number) for number in CALLERS),
         program(*ONE_SIDED),

@@ -30,7 +30,8 @@ from tests.bench.plain_peer import LOOPS, Told
 
 __all__ = ["main"]
 
-LINES, BLOCKS, PIECES = 400, 60, 320
+#: Of pieces so many that the turns of the two processes, which differ, are an average.
+LINES, BLOCKS, PIECES = 400, 60, 1280
 WARM_UP = 20
 ROOM = 65_536
 END = b"end\n"
