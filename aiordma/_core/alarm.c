@@ -15,11 +15,14 @@ static PyObject *alarm_open(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unu
     return fd < 0 ? PyErr_SetFromErrno(PyExc_OSError) : PyLong_FromLong(fd);
 }
 
+/* Rounded up: what is due at the moment shall be due when the descriptor becomes readable. */
 static struct timespec timespec_of(double time)
 {
     double seconds;
-    long rest = (long)(modf(time, &seconds) * 1e9);
+    long rest = (long)ceil(modf(time, &seconds) * 1e9);
 
+    if (rest == 1000000000)
+        return (struct timespec){.tv_sec = (time_t)seconds + 1, .tv_nsec = 0};
     return (struct timespec){.tv_sec = (time_t)seconds, .tv_nsec = rest};
 }
 
