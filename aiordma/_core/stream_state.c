@@ -141,7 +141,8 @@ static PyObject *state_write(PyObject *object, PyObject *data)
         size_t size = (size_t)PyBytes_Size(data);
 
         sent = aio_stream_write(&self->state, PyBytes_AsString(data), size);
-        if (sent == size && size)
+        /* A post that failed is the stream's end, although no byte is left. */
+        if (sent == size && size && !self->state.error)
             Py_RETURN_NONE;
     }
     number = PyLong_FromSize_t(sent);

@@ -141,7 +141,11 @@ class RdmaTransport(Uncopied, transports._FlowControlMixin):
         self._scheduled = False
         port.at_close(self._part)
         port.cm_id._sink = self._on_cm_event
-        port.start(self)
+        try:
+            port.start(self)
+        except BaseException:
+            self._over = True  # it never began, and the caller closes the port
+            raise
         fork.guard(self)
         fork.guard_public(self)
 
