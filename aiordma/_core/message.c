@@ -207,7 +207,7 @@ int aio_message_flush(struct aio_message_state *m)
             wr[i].wr.rdma.rkey = m->stage.write_key;
         }
     }
-    code = ibv_post_send(m->qp, wr, &bad);
+    code = aio_post_errno(ibv_post_send(m->qp, wr, &bad));
     posted = code && bad ? (uint32_t)(bad - wr) : n;
     m->n_unposted -= posted;
     if (m->n_unposted)
@@ -334,7 +334,7 @@ int aio_message_receive(struct aio_message_state *m, const uint16_t *slots, uint
             if (slots)
                 add_posted(&m->receiving, slot);
         }
-        code = ibv_post_recv(m->qp, wr, &bad);
+        code = aio_post_errno(ibv_post_recv(m->qp, wr, &bad));
     }
     m->receives += count;
     return code;

@@ -23,7 +23,7 @@ int aio_message_read(struct aio_message_state *m, uint32_t number, uint64_t addr
     struct ibv_send_wr *bad = NULL;
     int code = aio_message_flush(m);
 
-    return code ? code : ibv_post_send(m->qp, &wr, &bad);
+    return code ? code : aio_post_errno(ibv_post_send(m->qp, &wr, &bad));
 }
 
 /* Post an operation of the program. */
@@ -56,7 +56,7 @@ int aio_message_operate(struct aio_message_state *m, const struct aio_operation 
     }
     if (wr.opcode == IBV_WR_RDMA_WRITE && operation->length <= m->inline_size)
         wr.send_flags |= IBV_SEND_INLINE;
-    code = ibv_post_send(m->qp, &wr, &bad);
+    code = aio_post_errno(ibv_post_send(m->qp, &wr, &bad));
     if (!code)
         m->operating++;
     return code;

@@ -20,6 +20,12 @@
 
 #include "shared.h"
 
+/* What a post returned, as a positive errno: some providers, libsiw for one, return it negative. */
+static inline int aio_post_errno(int code)
+{
+    return code < 0 ? -code : code;
+}
+
 /* A wr_id, as loop/slots.py makes it: tag 8, generation 16, sub-index 16, index 24 bits. */
 #define AIO_INDEX_BITS 24
 #define AIO_INDEX_MASK ((UINT32_C(1) << AIO_INDEX_BITS) - 1)

@@ -76,7 +76,7 @@ static int aio_stream_post(struct aio_stream_state *s, uint32_t word, uint32_t w
         write.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
         write.send_flags = flags | (signaled ? IBV_SEND_SIGNALED : 0);
         write.imm_data = htonl(word);
-        code = ibv_post_send(s->qp, &write, &bad);
+        code = aio_post_errno(ibv_post_send(s->qp, &write, &bad));
     } else {
         struct ibv_sge word_sge = {.addr = (uintptr_t)&word, .length = sizeof(word)};
         struct ibv_send_wr send = {
@@ -91,7 +91,7 @@ static int aio_stream_post(struct aio_stream_state *s, uint32_t word, uint32_t w
         write.next = &send;
         write.opcode = IBV_WR_RDMA_WRITE;
         write.send_flags = flags;
-        code = ibv_post_send(s->qp, length ? &write : &send, &bad);
+        code = aio_post_errno(ibv_post_send(s->qp, length ? &write : &send, &bad));
     }
     return code ? aio_stream_failed(s, code) : 0;
 }
@@ -123,7 +123,7 @@ int aio_stream_probe(const struct aio_stream_state *s)
     };
     struct ibv_send_wr *bad = NULL;
 
-    return s->qp ? ibv_post_send(s->qp, &wr, &bad) : ENOTCONN;
+    return s->qp ? aio_post_errno(ibv_post_send(s->qp, &wr, &bad)) : ENOTCONN;
 }
 
 /* How the ring for sending is divided. */
@@ -424,7 +424,7 @@ static int aio_stream_receives(struct aio_stream_state *s, uint32_t count)
             wr[i].num_sge = 1;
         }
     }
-    code = ibv_post_recv(s->qp, wr, &bad);
+    code = aio_post_errno(ibv_post_recv(s->qp, wr, &bad));
     return code ? aio_stream_failed(s, code) : 0;
 }
 

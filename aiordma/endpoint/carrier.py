@@ -76,6 +76,9 @@ class FrameCarrier:
     def _break_requests(self, cause: BaseException) -> None:
         self._link.fail(cause)
 
+    def _frame_failed(self, code: int) -> None:
+        self._link.check(code)
+
     def is_closing(self) -> bool:
         """Whether the connection is closed, closing or lost."""
         return self._outcome.decided

@@ -185,7 +185,10 @@ class Calls:
             left = microseconds(left_s) if tell else 0
             if size <= self._room:
                 request = pack(REQUEST_HEAD, number, left) + buf
-                if self._sender(request, None):
+                code = self._sender(request, None)
+                if code > 0:
+                    carrier._frame_failed(code)  # and with the connection this call
+                elif code:
                     await self._until(deadline, timeout, carrier._send_frame(request, None))
                 begun = whole = True
             else:

@@ -38,10 +38,14 @@ class Outbox:
         """
         if self._carrier.is_closing():
             return
-        if not self._frames and self._sender(data, None) == 0:
-            if sent is not None:
+        if not self._frames:
+            code = self._sender(data, None)
+            if code == 0 and sent is not None:
                 sent()
-            return
+            if code > 0:
+                self._carrier._frame_failed(code)
+            if code >= 0:
+                return
         self._frames.append((data, sent))
         if self._task is None:
             self._task = background.start(self._loop, self._run)

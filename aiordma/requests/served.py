@@ -179,7 +179,10 @@ class Request(Uncopied):
                 rest = served.answer(number, buf, number | ANSWER_BODY, self._size)
             else:
                 whole = pack(ANSWER_HEAD, number, 0) + buf
-                if served.sender(whole, None):
+                code = served.sender(whole, None)
+                if code > 0:
+                    served.carrier._frame_failed(code)
+                elif code:
                     rest = served.answer(number, whole, None, self._size)
             # Not after the rest: with its last byte the peer may send a request of this number.
             served._numbers.pop(number, None)

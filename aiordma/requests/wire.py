@@ -150,6 +150,9 @@ class Carrier(Protocol):
     def _break_requests(self, cause: BaseException) -> None:
         """End the connection for this cause."""
 
+    def _frame_failed(self, code: int) -> None:
+        """End the connection: a frame could not be posted, for this errno."""
+
     @property
     def _frame_room(self) -> int:
         """Bytes of a message that fits into a slot."""

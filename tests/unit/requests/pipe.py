@@ -100,6 +100,9 @@ class End:
             msg = f"{size} bytes"
             raise MessageTooLargeError(msg)
 
+    def _frame_failed(self, code: int) -> None:
+        raise AssertionError(code)
+
     def _break_requests(self, cause: BaseException) -> None:
         self.cause = cause
         self.end(cause)
