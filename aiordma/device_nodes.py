@@ -46,8 +46,11 @@ def unopened() -> tuple[int, Path, bool] | None:
 
     Returns:
         The errno, the node, and whether no RDMA is possible for that reason: it is the connection
-        manager's, or there is no device whose node can be opened.  None if all can be.
+        manager's, or there is no device whose node can be opened.  None if all can be,
+        and over the fabric, which asks for no node (`docs/fabric.md`).
     """
+    if "AIORDMA_FABRIC" in os.environ:
+        return None
     try:
         troubles = {node: trouble(node) for node in nodes()}
     except OSError:  # of the folder itself: there is nothing to say about it

@@ -17,8 +17,8 @@ Theory of operation
     distributed finds them side by side, and merges them without a copy.  A message with a single
     short frame is decoded where it lies: nothing of it is kept.
 
-    No RDMA device has an address of loopback, which distributed takes for a local cluster whose
-    program names no host.  The backend takes the address of a device instead,
+    No device of the kernel has an address of loopback, which distributed takes for a local cluster
+    whose program names no host.  The backend takes the address of a device instead,
     and such a listener aborts the connections of other machines.
 """
 
@@ -36,6 +36,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -71,12 +72,13 @@ from aiordma.errors import (
     RdmaPermissionError,
     errno_error,
 )
+from aiordma.interfaces import has_address
 from aiordma.link.limits import ListenerLimits
 from aiordma.link.transport_socket import address_of
 from aiordma.loop.limit import Limit
 from aiordma.loop.running import from_finalizer
 from aiordma.loop.wait_line import WaitLine
-from aiordma.verbs.device import SYSFS, why_unavailable
+from aiordma.verbs.device import SYSFS, devices, why_unavailable
 
 __all__ = ["RdmaBackend", "RdmaComm", "RdmaConnector", "RdmaListener"]
 
@@ -173,6 +175,16 @@ def _interfaces() -> Iterator[str]:
             yield name
 
 
+def _hosts_of_gids() -> Iterator[str]:
+    """The IPv4 addresses of this machine among the GIDs of RoCE devices."""
+    for device in devices():
+        with contextlib.suppress(OSError), device.open() as context:
+            for entry in context.gid_table():
+                mapped = IPv6Address(entry.gid).ipv4_mapped
+                if mapped is not None and has_address(str(mapped)):
+                    yield str(mapped)
+
+
 def _device_host() -> str:
     """An address of this machine that belongs to an RDMA device.
 
@@ -182,6 +194,8 @@ def _device_host() -> str:
     """
     if interface := _setting("interface", None):
         return str(get_ip_interface(interface))
+    for host in _hosts_of_gids():
+        return host
     for name in _interfaces():
         try:
             host = str(get_ip_interface(name))

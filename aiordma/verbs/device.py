@@ -106,29 +106,67 @@ def is_available() -> bool:
 
 
 def why_unavailable() -> str | None:
-    """None if RDMA can be used; otherwise the missing part and how to get it.  Never raises."""
+    """None if RDMA can be used; otherwise the missing part and how to get it.  Never raises.
+
+    RDMA can be used if a device opens and an event channel can be made.  The libraries are asked,
+    which need not be those of the kernel; its files are read where they fail, to say why.
+    """
     missing = load_error()
     if missing is not None:
         return str(missing)
-    if not SYSFS.is_dir() or not any(SYSFS.iterdir()):
+    return _why_no_device() or _why_no_channel()
+
+
+def _why_no_device() -> str | None:
+    with _device_list() as found:
+        for pointer in found:
+            if context := lib.ibv_open_device(pointer):
+                lib.ibv_close_device(context)
+                return None
+        code = ffi.errno
+        names = ", ".join(
+            ffi.string(lib.ibv_get_device_name(pointer)).decode() for pointer in found
+        )
+    if found:
+        return _why_no_node() or f"no RDMA device can be opened: {names}: {os.strerror(code)}"
+    known = _kernel_names()
+    if not known:
         return (
             "no RDMA device: the kernel lists none in /sys/class/infiniband; for a software "
             "device: `modprobe rdma_rxe && rdma link add rxe0 type rxe netdev NETDEV`; without "
             "root: `python -m aiordma.testing.softroce -- COMMAND`"
         )
-    if not devices():
-        names = ", ".join(sorted(entry.name for entry in SYSFS.iterdir()))
-        if not any(device_nodes.FOLDER.glob("uverbs*")):
-            return f"no RDMA device: {names} found, but no {device_nodes.FOLDER}/uverbs* is here"
-        if device_nodes.unopened() is None:
-            return (
-                f"no usable RDMA device: the kernel has {names}, but libibverbs found no driver "
-                "for it; install the providers: `apt install ibverbs-providers` or "
-                "`dnf install libibverbs`"
-            )
+    if not any(device_nodes.FOLDER.glob("uverbs*")):
+        return f"no RDMA device: {known} found, but no {device_nodes.FOLDER}/uverbs* is here"
+    if device_nodes.unopened() is not None and (why := _why_no_node()):
+        return why
+    return (
+        f"no usable RDMA device: the kernel has {known}, but libibverbs found no driver "
+        "for it; install the providers: `apt install ibverbs-providers` or "
+        "`dnf install libibverbs`"
+    )
+
+
+def _kernel_names() -> str:
+    try:
+        return ", ".join(sorted(entry.name for entry in SYSFS.iterdir()))
+    except OSError:
+        return ""
+
+
+def _why_no_channel() -> str | None:
+    if channel := lib.rdma_create_event_channel():
+        lib.rdma_destroy_event_channel(channel)
+        return None
+    code = ffi.errno
     manager = device_nodes.FOLDER / device_nodes.MANAGER
     if not manager.exists():
         return f"{manager} is missing: `modprobe rdma_ucm`, or map it into the container"
+    return _why_no_node() or f"librdmacm cannot make an event channel: {os.strerror(code)}"
+
+
+def _why_no_node() -> str | None:
+    """The first node that this process cannot open, in words."""
     for node in device_nodes.nodes():
         if code := device_nodes.trouble(node):
             advice = (
