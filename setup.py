@@ -26,6 +26,15 @@ from setuptools.command.sdist import sdist
 
 CORE = sorted(str(path) for path in Path("aiordma/_core").glob("*.c"))
 
+FABRIC = "aiordma.testing.fabric._fabric"
+FABRIC_C = Path("aiordma/testing/fabric/lib")
+#: Its symbols have the versions of rdma-core's.
+FABRIC_MAP = FABRIC_C / "libibverbs.map"
+
+#: Stands between a program and rdma-core, for faults on a device.
+SHIM = "aiordma.testing.faults._shim"
+SHIM_C = Path("aiordma/testing/faults/_shim.c")
+
 #: What the C sources include and a machine may lack.
 HEADERS = ("Python.h", "infiniband/verbs.h", "rdma/rdma_cma.h", "rdma/rdma_verbs.h")
 NEEDS = """\
@@ -81,7 +90,16 @@ class BuildExt(build_ext):
     """As setuptools', but says in a sentence what is missing, before the compiler does in many.
 
     A module that is to be installed is stripped; those in a developer's tree keep their symbols.
+    The libraries of the fabric and of faults are no modules, and their files have no names of such.
     """
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """The file of a module, which may be named without its package."""
+        if fullname in {
+            name for each in (FABRIC, SHIM) for name in (each, each.rpartition(".")[2])
+        }:
+            return f"{fullname.replace('.', os.sep)}.so"
+        return str(super().get_ext_filename(fullname))
 
     def build_extensions(self) -> None:
         """Check, then build."""
@@ -199,6 +217,43 @@ if sysconfig.get_config_var("Py_GIL_DISABLED"):
         "interpreter lock. Install it for an ordinary build of Python 3.11 or later."
     )
 
+
+# A library of its own for threads, in C libraries before 2.34, and an empty one since.
+IS_GLIBC = "CS_GNU_LIBC_VERSION" in os.confstr_names and os.confstr("CS_GNU_LIBC_VERSION")
+THREADS = "-l:libpthread.so.0" if IS_GLIBC else "-pthread"
+
+
+def fabric() -> Extension:
+    """The library of the fabric, in place of libibverbs and librdmacm: it needs neither."""
+    return Extension(
+        FABRIC,
+        sorted(str(path) for path in FABRIC_C.glob("*.c")),
+        depends=[str(FABRIC_MAP), *sorted(str(path) for path in FABRIC_C.glob("*.h"))],
+        extra_compile_args=[
+            "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fvisibility=hidden",
+            "-include", str(FABRIC_C / "glibc.h"),
+        ],
+        extra_link_args=[
+            f"-Wl,--version-script={FABRIC_MAP}", "-Wl,-z,defs", "-Wl,--no-as-needed", THREADS,
+        ],
+    )  # fmt: skip
+
+
+def shim() -> Extension:
+    """The library between a program and rdma-core, for faults on a device."""
+    return Extension(
+        SHIM,
+        [str(SHIM_C)],
+        depends=[str(FABRIC_C / "glibc.h")],
+        libraries=["rdmacm", "ibverbs"],
+        extra_compile_args=[
+            "-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fvisibility=hidden",
+            "-include", str(FABRIC_C / "glibc.h"),
+        ],
+        extra_link_args=["-Wl,-z,defs", "-Wl,--no-as-needed", THREADS],
+    )  # fmt: skip
+
+
 setup(
     cmdclass={"build_ext": BuildExt, "bdist_wheel": BdistWheel, "sdist": Sdist},
     cffi_modules=["build_ffi.py:ffibuilder"],
@@ -213,7 +268,9 @@ setup(
             depends=sorted(str(path) for path in Path("aiordma/_core").glob("*.h")),
             extra_compile_args=["-std=gnu11", "-Wall", "-Wextra", "-fvisibility=hidden"],
             extra_link_args=["-Wl,--as-needed"],
-        )
+        ),
+        fabric(),
+        shim(),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

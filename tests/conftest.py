@@ -16,7 +16,17 @@ import pytest
 
 # pytest shows the values of what a test module asserts, and has to be asked for helper modules.
 # Not "tests": that is imported by now, as the package of this file.
-_HELPERS = ("conformance", "device", "inside", "interop", "native_ends", "runner", "seeds", "unit")
+_HELPERS = (
+    "conformance",
+    "device",
+    "fabric",
+    "inside",
+    "interop",
+    "native_ends",
+    "runner",
+    "seeds",
+    "unit",
+)
 pytest.register_assert_rewrite(*(f"tests.{name}" for name in _HELPERS))
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]

@@ -30,10 +30,17 @@ ALLOWED_NEEDED = re.compile(
 #: The library, and its plugin for pytest.
 PACKAGES = ("aiordma", "aiordma_pytest")
 
-#: The compiled modules.
+#: What is at the top of the wheel: the two, and the launcher of the fabric.
+TOP = (*PACKAGES, "aiordma_fabric.py")
+
+#: The compiled modules, and the libraries of the fabric and of faults, which are none.
 MODULES = ("aiordma/_core/_compiled", "aiordma/_ffi/_rdma")
+FABRIC = "aiordma/testing/fabric/_fabric"
+SHIM = "aiordma/testing/faults/_shim"
 #: The folders whose C is compiled, and not in the wheel.
-COMPILED = ("aiordma/_core", "aiordma/_ffi")
+COMPILED = (
+    "aiordma/_core", "aiordma/_ffi", "aiordma/testing/fabric/lib", "aiordma/testing/faults"
+)  # fmt: skip
 
 #: Prints the error that a program without rdma-core gets.
 WITHOUT_RDMA_CORE = """
@@ -122,8 +129,8 @@ class Package:
         wanted = {
             str(path)
             for path in repository_files()
-            if path.parts[0] in PACKAGES
-            and not (str(path.parent) in COMPILED and path.suffix in (".c", ".h"))
+            if path.parts[0] in TOP
+            and not (str(path.parent) in COMPILED and path.suffix in (".c", ".h", ".map"))
         }
         if missing := wanted - inside:
             raise CheckFailedError(f"missing: {sorted(missing)}")
@@ -131,21 +138,25 @@ class Package:
             raise CheckFailedError(f"not of the package: {sorted(foreign)}")
 
     def check_libraries(self) -> None:
-        """The compiled modules need no library but those of `ALLOWED_NEEDED`; none is bundled."""
+        """What is compiled needs no library but those of `ALLOWED_NEEDED`; none is bundled."""
         folder = self.scratch / "unpacked"
         self.modules = wheels.modules(self.built.wheel, folder)
         found = sorted(str(path.relative_to(folder)).partition(".")[0] for path in self.modules)
-        if found != sorted(MODULES):
-            raise CheckFailedError(f"expected {', '.join(MODULES)}, found {found}")
+        if found != sorted((*MODULES, FABRIC, SHIM)):
+            expected = ", ".join((*MODULES, FABRIC, SHIM))
+            raise CheckFailedError(f"expected {expected}, found {found}")
         for module in self.modules:
             name = module.name
-            if ".abi3." not in name:
+            plain = {f"{Path(each).name}.so" for each in (FABRIC, SHIM)}
+            if ".abi3." not in name and name not in plain:
                 raise CheckFailedError(f"{name} is not built for the stable ABI")
             needed = re.findall(
                 r"\(NEEDED\).*\[(.+)\]", call("readelf", "--dynamic", "--wide", module)
             )
             print(f"     {name} needs {', '.join(needed) or 'nothing'}")
             others = [library for library in needed if not ALLOWED_NEEDED.fullmatch(library)]
+            if name == f"{Path(FABRIC).name}.so":  # it is itself what the others ask for
+                others += sorted(set(needed) & set(wheels.SYSTEM_LIBRARIES))
             if others:
                 raise CheckFailedError(f"{name} needs {', '.join(others)}")
 

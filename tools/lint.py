@@ -24,6 +24,8 @@ from checks import ROOT, CheckFailedError, Checks, call, repository_files
 BIN = Path(sys.executable).parent
 FFI = Path("aiordma/_ffi")
 CORE = Path("aiordma/_core")
+FABRIC = Path("aiordma/testing/fabric/lib")
+FAULTS = Path("aiordma/testing/faults")
 #: Lines of a file; what a compiled type offers is a line of C for each name.
 MAX_LINES = {".py": 800, ".c": 1000}
 
@@ -77,6 +79,11 @@ _C_FLAGS = (
     "-Wundef", "-Wstrict-prototypes", "-Wnull-dereference", "-fanalyzer", "-Werror", f"-I{CORE}",
     "-c", "-o", os.devnull,
 )  # fmt: skip
+#: As setup.py has them: the fabric has callbacks that leave arguments unread.
+_FABRIC_FLAGS = (
+    "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wundef", "-Werror", "-fPIC",
+    "-fvisibility=hidden", "-c", "-o", os.devnull,
+)  # fmt: skip
 
 
 def check_c_warnings() -> None:
@@ -98,6 +105,8 @@ def check_c_warnings() -> None:
         call("gcc", *_C_FLAGS, "-Wmissing-prototypes", abi, python_headers, path, cwd=ROOT)
     for path in c_files(Path("tests/fuzz"), "*.c"):
         call("gcc", *_C_FLAGS, path, cwd=ROOT)
+    for path in (*c_files(FABRIC, "*.c"), *c_files(FAULTS, "*.c")):
+        call("gcc", *_FABRIC_FLAGS, path, cwd=ROOT)
 
 
 #: What stubtest may say of a stub that is right: up to Python 3.11 C has no `__buffer__` to show,
@@ -135,7 +144,11 @@ def c_files(folder: Path, *patterns: str) -> list[Path]:
 
 def formatted() -> list[Path]:
     """Return the files that clang-format has; cffi's declarations are no C that it knows."""
-    return [*c_files(FFI, "*.c"), *c_files(CORE, "*.c", "*.h")]
+    both = (CORE, FABRIC)
+    return [
+        *c_files(FFI, "*.c"), *c_files(FAULTS, "*.c"),
+        *(path for folder in both for path in c_files(folder, "*.c", "*.h")),
+    ]  # fmt: skip
 
 
 def check_shell() -> None:
@@ -151,6 +164,7 @@ def check_types() -> None:
     """Run mypy over the folders of its configuration that are there."""
     wanted = (
         "aiordma",
+        "aiordma_fabric.py",
         "aiordma_pytest",
         "tests",
         "examples",

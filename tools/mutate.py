@@ -38,8 +38,8 @@ from checks import ROOT, CheckFailedError, repository_files
 
 ENTRIES = ROOT / "tests" / "mutations.toml"
 SCRATCH = ROOT / "build" / "mutate"
-#: Folders with a compiled module each.
-MODULES = ("aiordma/_core", "aiordma/_ffi")
+#: Folders with a compiled module each, or with the library of the fabric or of faults.
+MODULES = ("aiordma/_core", "aiordma/_ffi", "aiordma/testing/fabric", "aiordma/testing/faults")
 #: Exit statuses of pytest: all passed, some failed.
 PASSED, FAILED = 0, 1
 #: Seconds that the tests of one entry may take in all, and those of all entries together.
@@ -218,7 +218,8 @@ class Tree:
         """
         for path in compiled(self.root):
             # Times tell setuptools nothing here.
-            if changed.endswith(".h") or Path(changed).parent == path.parent.relative_to(self.root):
+            folder = path.parent.relative_to(self.root)
+            if changed.endswith(".h") or Path(changed).is_relative_to(folder):
                 path.unlink()
         command = (sys.executable, "setup.py", "-q", "build_ext", "--inplace")
         status, output = run(command, self.root, 300, CFLAGS="-O0 -g0")

@@ -122,13 +122,16 @@ build_ensure() {
     # `pip install .` leaves it in the checkout, where its old entry points hide those of .venv.
     rm -rf "$ROOT"/*.egg-info
     key=$(cd "$ROOT" && cat pyproject.toml setup.py build_ffi.py aiordma/_{core,ffi}/*.h \
+        aiordma/testing/fabric/lib/*.{c,h,map} aiordma/testing/faults/*.c \
         $(compgen -G 'aiordma/_*/*.c' | grep -v '/_rdma') \
         /usr/include/infiniband/verbs.h /usr/include/rdma/rdma_cma.h | sha256sum) ||
         die "files of the build are missing: is this a whole copy of the repository?"
     stamp_is build "$key" && compgen -G "$ROOT/aiordma/_ffi/_rdma*.so" >/dev/null &&
-        compgen -G "$ROOT/aiordma/_core/_compiled*.so" >/dev/null && return
+        compgen -G "$ROOT/aiordma/_core/_compiled*.so" >/dev/null &&
+        [[ -f $ROOT/aiordma/testing/fabric/_fabric.so ]] &&
+        [[ -f $ROOT/aiordma/testing/faults/_shim.so ]] && return
     say "building the extension"
-    rm -rf "$ROOT"/build/lib* "$ROOT"/build/temp* "$ROOT"/aiordma/_{core,ffi}/_*.so
+    rm -rf "$ROOT"/build/lib* "$ROOT"/build/temp* "$ROOT"/aiordma/{_core,_ffi,testing/fabric,testing/faults}/_*.so
     pip_install "$LOGS/build.log" --no-build-isolation --no-deps -e "$ROOT"
     stamp_set build "$key"
 }

@@ -85,7 +85,7 @@ class Release(check_wheel.Package):
 
     def check_top_level(self) -> None:
         """No file is where it does not belong."""
-        names = ",".join(check_wheel.PACKAGES)
+        names = ",".join(check_wheel.TOP)
         call(
             wheels.program("check-wheel-contents"), "--no-config", "--toplevel", names,
             self.built.wheel,

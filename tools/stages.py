@@ -335,6 +335,19 @@ STAGES: tuple[Stage, ...] = (
     _local(
         "unit", "no device, every warning an error, asyncio's debug", "tests/unit", limit_s=1500
     ),
+    _local(
+        "fabric",
+        "the launcher of the fabric, and pytest --fabric: RDMA in memory",
+        "tests/fabric",
+        limit_s=600,
+    ),
+    Stage(
+        "simulation",
+        "servers and clients in a simulated world, in orders and with faults that a seed chooses",
+        (sys.executable, "-m", "tests.simulation.run", "--count", "400"),
+        limit_s=600,
+        report=False,
+    ),
     Stage(
         "fuzz",
         "the C that reads the wire, by random programs under AddressSanitizer and UBSan",

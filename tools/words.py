@@ -31,7 +31,7 @@ OTHERS = frozenset(
         "AsyncConnectionPool", "InterpreterPoolExecutor", "PR_SET_PDEATHSIG", "Py_mod_gil",
         "Python.h", "ServerRunner", "close_notify", "cq_event", "disjoint_base", "exploded",
         "mlx5_0", "print_call_graph", "pstree", "riounmap", "riowrite", "rpoll", "tp_dealloc",
-        "uds",
+        "uds", "verbs.h",
     }
 )  # fmt: skip
 
@@ -119,6 +119,7 @@ class Known:
             self._words |= words
             if path.parts[0] == LIBRARY:
                 self._folders[path.parent.name] |= words if path.stem == "__init__" else {path.stem}
+                self._folders[path.parent.parent.name].add(path.parent.name)
                 if path.suffix in PYTHON:
                     self._take_classes(source)
 
