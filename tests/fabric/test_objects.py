@@ -1,0 +1,69 @@
+"""What a process over the fabric is told of its objects, and of its own addresses."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.fabric.launching import launch
+
+_OBJECTS = """
+import os
+import aiordma
+from aiordma.cm import ConnectionId, EventChannel
+from aiordma.testing.kernel_objects import object_counts, objects_of_process
+from aiordma.verbs import CompletionQueue, MemoryRegion, ProtectionDomain, SharedReceiveQueue
+
+def tell(what):
+    new = set(objects_of_process(os.getpid())) - before
+    print(what, sorted(new), dict(object_counts() - counts))
+
+before, counts = set(objects_of_process(os.getpid())), object_counts()
+with aiordma.devices()[0].open() as context:
+    tell("context")
+    before, counts = set(objects_of_process(os.getpid())), object_counts()
+    with CompletionQueue(context, 4):
+        tell("queue")
+    with ProtectionDomain(context) as pd:
+        tell("domain")
+        before, counts = set(objects_of_process(os.getpid())), object_counts()
+        with MemoryRegion(pd, bytearray(64)):
+            tell("region")
+        with SharedReceiveQueue(pd, 4):
+            tell("shared")
+before, counts = set(objects_of_process(os.getpid())), object_counts()
+with EventChannel() as channel:
+    tell("channel")
+    before, counts = set(objects_of_process(os.getpid())), object_counts()
+    with ConnectionId(channel):
+        tell("id")
+try:
+    objects_of_process(1)
+except PermissionError as error:
+    print(error.strerror)
+"""
+#: The connection manager opens a device for itself, and keeps it.
+_SAID = """\
+context ['device context 1 of the fabric'] {'ctx': 1}
+queue ['completion queue 1 of the fabric'] {'cq': 1}
+domain ['protection domain 1 of the fabric'] {'pd': 1}
+region ['memory region 1 of the fabric'] {'mr': 1}
+shared ['shared receive queue 1 of the fabric'] {'srq': 1}
+channel ['device context 1 of the fabric', 'event channel 1 of the fabric'] {'ctx': 1}
+id ['connection id 1 of the fabric'] {'cm_id': 1}
+over the fabric a process knows its own objects
+"""
+
+
+def test_objects_are_counted() -> None:
+    done = launch("--", sys.executable, "-c", _OBJECTS)
+    assert (done.stdout, done.stderr) == (_SAID, "")
+
+
+def test_loopback_is_an_address_of_an_adapter() -> None:
+    """Dask takes that of a device in its place: here it is one."""
+    code = (
+        "from aiordma.contrib.dask import RdmaBackend\n"
+        "print(RdmaBackend().resolve_address('localhost:5'))"
+    )
+    done = launch("--", sys.executable, "-c", code)
+    assert (done.stdout, done.stderr) == ("127.0.0.1:5\n", "")
