@@ -1,0 +1,61 @@
+"""An event loop in a simulated world: while it waits, the world goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+
+from tests.simulation.world import Stuck, World
+
+__all__ = ["Loop", "run"]
+
+_NS = 1_000_000_000
+Ready = list[tuple[selectors.SelectorKey, int]]
+
+
+class _Selector(selectors.PollSelector):
+    """Reports what is ready in an order of the seed's; time passes while nothing is."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def select(self, timeout: float | None = None) -> Ready:
+        """Wait, in virtual time."""
+        world = self._world
+        if timeout is not None and timeout <= 0:
+            world.some_steps()
+            return self._shuffled(super().select(0))
+        deadline = None if timeout is None else int((world.now + timeout) * _NS) + 1
+        while not (ready := super().select(0)):
+            if world.step():
+                continue
+            moments = [moment for moment in (world.due(), deadline) if moment]
+            if not moments:
+                msg = "nothing is on its way, no timer is set, and the loop waits"
+                raise Stuck(msg)
+            world.advance(min(moments))
+            if deadline is not None and min(moments) >= deadline:
+                ready = super().select(0)
+                break
+        return self._shuffled(ready)
+
+    def _shuffled(self, ready: Ready) -> Ready:
+        # The order in which poll(2) reports is that of registration in a dict: the same each time.
+        ready = sorted(ready, key=lambda each: each[0].fd)
+        self._world.random.shuffle(ready)
+        return ready
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """asyncio's own loop, on a simulated selector."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(_Selector(world))
+        self._clock_resolution = 1e-9
+
+
+def run(world: World, main: object) -> None:
+    """Run a coroutine on a loop of its own."""
+    with asyncio.Runner(loop_factory=lambda: Loop(world)) as runner:
+        runner.run(main)  # type: ignore[arg-type]
