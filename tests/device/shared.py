@@ -22,6 +22,14 @@ __all__ = [
 
 ADDRESS = os.environ.get("AIORDMA_SOFTROCE_ADDR", "")
 IS_SIW = os.environ.get("AIORDMA_SOFTROCE_DEVICE") == "siw"
+OVER_FABRIC = "AIORDMA_FABRIC" in os.environ
+
+
+def name_of_device(is_siw: bool) -> str:
+    """The name of the device: softroce's have one, those of the fabric that of the profile."""
+    if OVER_FABRIC:
+        return aiordma.devices()[0].name
+    return "siw0" if is_siw else "rxe0"
 
 
 @pytest.fixture(scope="session", autouse=True)

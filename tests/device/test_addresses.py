@@ -104,6 +104,7 @@ FAMILIES = [
 
 
 @pytest.mark.parametrize(("host", "ipv6_only", "families"), FAMILIES)
+@pytest.mark.kernel
 async def test_listeners_and_families(
     address: str, is_siw: bool, host: str | None, ipv6_only: bool, families: tuple[int, ...]
 ) -> None:
@@ -170,6 +171,7 @@ def names(address: str, tmp_path: Path) -> Iterator[str]:
     subprocess.run(["umount", "/etc/hosts"], check=True)
 
 
+@pytest.mark.kernel
 async def test_names(names: str, address: str) -> None:
     """A listener on a name takes all its addresses, a client whichever answers first."""
     async with aiordma.listen(names, 0) as listener:
@@ -190,6 +192,7 @@ async def test_names(names: str, address: str) -> None:
         await aiordma.connect("no-such-host.invalid", 7)
 
 
+@pytest.mark.kernel
 async def test_a_name_without_a_device() -> None:
     with pytest.raises(OSError, match="no RDMA device serves this address"):
         await aiordma.connect("localhost", 7471)
@@ -286,6 +289,7 @@ async def test_all_addresses_fail(address: str, known: dict[str, Any], is_siw: b
 # Where from
 
 
+@pytest.mark.kernel
 async def test_local_address_and_port(address: str) -> None:
     async with aiordma.listen(None, 0) as listener:
         for host, target in ((address, address), (ADDRESS_V6, ADDRESS_V6), ("", address)):
@@ -319,6 +323,7 @@ def ports_of_tcp(address: str) -> Iterator[list[int]]:
         PORTS.write_text(before)
 
 
+@pytest.mark.kernel
 async def test_any_port_is_one_that_tcp_has_not(
     address: str, ports_of_tcp: list[int], is_siw: bool
 ) -> None:
@@ -399,6 +404,7 @@ async def test_local_addresses_that_do_not_do(address: str, known: dict[str, Any
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "::1"])
+@pytest.mark.kernel
 async def test_loopback_that_no_device_serves_is_refused_at_listen(host: str) -> None:
     words = r"port \d+: no RDMA device serves this address \(listen on an address of a device"
     for listening in (

@@ -87,6 +87,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.kernel
 async def test_another_namespace_has_no_gid_of_this() -> None:
     """A shared device lists the GIDs of all namespaces, and works with none of another."""
     run = await asyncio.create_subprocess_exec(

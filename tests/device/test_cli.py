@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from aiordma import devices as verbs_devices
+from tests.device.shared import name_of_device
 from tests.device.terminal import plain, terminal
 
 pytestmark = [pytest.mark.device, pytest.mark.program]
@@ -39,7 +40,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def device_name(is_siw: bool) -> str:
-    return "siw0" if is_siw else "rxe0"
+    return name_of_device(is_siw)
 
 
 @pytest.mark.smoke

@@ -87,6 +87,7 @@ async def test_nobody_has_the_address() -> None:
     assert loop.time() - begun < 8
 
 
+@pytest.mark.kernel
 async def test_the_way_there_has_no_rdma_device() -> None:
     with pytest.raises(OSError, match=r"no RDMA device|no route|did not answer"):
         await aiordma.connect("127.0.0.1", 7471, timeout=5)

@@ -153,6 +153,7 @@ async def test_canceled_at_every_await(address: str, late: bool) -> None:
         await made[0].wait_closed()
 
 
+@pytest.mark.kernel
 async def test_a_network_device_that_goes_down_and_up(address: str) -> None:
     """The adapter gives up the queue pair; the endpoint does not."""
     if os.environ.get("AIORDMA_SOFTROCE_ENGINE") == "host":

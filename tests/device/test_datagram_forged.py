@@ -56,6 +56,7 @@ async def flood(server: Recorder) -> AsyncIterator[None]:
         yield
 
 
+@pytest.mark.kernel
 async def test_g09_forged_sources_do_not_stop_answers(address: str) -> None:
     few = DatagramConfig(max_unresolved_sources=PLACES)
     async with (

@@ -82,6 +82,7 @@ async def up(context: Context, *, has_gids: bool) -> None:
         await until(lambda: ADDRESS_V6 in {str(entry) for entry in context.gid_table()})
 
 
+@pytest.mark.kernel
 async def test_a_port_goes_down_and_up(context: Context, pair: Pair, is_siw: bool) -> None:
     """Every watcher is told; a connection that is idle meanwhile survives."""
     client, server = pair
@@ -98,6 +99,7 @@ async def test_a_port_goes_down_and_up(context: Context, pair: Pair, is_siw: boo
     assert bytes(await server.recv()) == b"still here"
 
 
+@pytest.mark.kernel
 async def test_a_gid_comes_and_goes(context: Context, pair: Pair, is_siw: bool) -> None:
     """Software iWARP tells nothing of it."""
 

@@ -186,6 +186,7 @@ def alone(address: str, what: str) -> dict[str, int]:
     return told
 
 
+@pytest.mark.kernel
 def test_transfers_within_eight_mebibytes(address: str) -> None:
     """READs and WRITEs of buffers that have to be registered, more at a time than can be."""
     told = alone(address, "transfers")

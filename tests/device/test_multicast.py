@@ -172,6 +172,7 @@ async def test_the_network_is_told(events: EventChannel, address: str) -> None:
     end.close()
 
 
+@pytest.mark.kernel
 async def test_an_id_that_resolved_its_group(events: EventChannel, address: str) -> None:
     """As mckey does it: the way to the group tells the device."""
     cm_id = ConnectionId(events, PortSpace.UDP)
@@ -324,6 +325,7 @@ async def test_canceled_at_every_await(events: EventChannel, address: str, late:
     end.close()
 
 
+@pytest.mark.kernel
 async def test_two_groups_at_once(address: str) -> None:
     transport, _ = await create_datagram_endpoint(Recorder, (address, 0))
     await asyncio.gather(*(transport.join_group(group) for group in (GROUP, MARKER, GROUP)))

@@ -116,6 +116,7 @@ async def test_b07_a_resolution_that_was_canceled_leaves_an_id_to_close() -> Non
             assert "RDMA device" not in str(caught.value)
 
 
+@pytest.mark.kernel
 async def test_b07_loopback_is_no_way_to_a_device() -> None:
     for host in ("127.0.0.1", "127.1.2.3"):
         with pytest.raises(aiordma.DeviceNotFoundError, match="no RDMA device serves"):

@@ -22,6 +22,7 @@ import trustme
 import aiordma
 from aiordma.link.reach import device_at, device_towards
 from aiordma.streams.policy import new_event_loop
+from tests.device.shared import name_of_device
 from tests.device.switching import LIMIT_S, Switched
 
 pytestmark = pytest.mark.device
@@ -50,8 +51,9 @@ async def talk(host: Any, target: str, **options: Any) -> tuple[bytes, str | Non
     return answer, backend
 
 
+@pytest.mark.kernel
 async def test_devices_of_addresses(address: str, is_siw: bool) -> None:
-    name = "siw0" if is_siw else "rxe0"
+    name = name_of_device(is_siw)
     assert await device_at(address) == name
     assert await device_at("0.0.0.0") == await device_at("::") == name
     assert await device_at(LOCALHOST) is None
@@ -85,6 +87,7 @@ async def test_a_wildcard_is_for_rdma(switched: Switched, address: str) -> None:
         assert await switched(partial(talk, wildcard, address)) == (b"hello", "rdma")
 
 
+@pytest.mark.kernel
 async def test_loopback_has_no_device(switched: Switched, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "aiordma")
     for host in (LOCALHOST, "localhost", [LOCALHOST]):
@@ -116,6 +119,7 @@ async def test_a_rule_of_the_program(switched: Switched, address: str) -> None:
     assert everything == (b"hello", "rdma")
 
 
+@pytest.mark.kernel
 async def test_a_server_is_not_on_both_ways(switched: Switched, address: str) -> None:
     async def mixed() -> None:
         with pytest.raises(ValueError, match=rf"not for RDMA: {LOCALHOST}"):
@@ -387,6 +391,7 @@ async def test_h05_a_file_is_sent_from_its_offset(
     assert await switched(lambda: send(address)) == expected
 
 
+@pytest.mark.kernel
 async def test_tls_is_started_on_both_ways(switched: Switched, address: str) -> None:
     authority = trustme.CA()
     theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
