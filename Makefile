@@ -6,8 +6,10 @@
 #   make bench-check [RECORD=1] [ROUNDS=3]    the ordinary programs and a few more against tests/bench/recorded.json
 #   make bench-many [NUMBER=10000]    so many connections of one process within 1 GiB; docs/growth.md
 #   make profile [RECORD=1]  where every instruction of a message and of a connection goes
+#   make simulate [SEEDS=2000] [FIRST=1]    whole systems in a simulated world; docs/simulation.md
 #   make fuzz [SECONDS=600]  the C that reads the wire, guided by coverage (needs clang)
 #   make mutate [ONLY="name"] bugs that are put in one at a time, and the tests that must find them
+#   make calibrate [RECORD=] [PROGRAMS="a_fence a_read"] the fabric's profiles beside the adapters; docs/calibration.md
 #   make programs [PROGRAMS=websockets_both]    servers and clients off PyPI under the switch; docs/switch.md
 #   make wheel               the sdist and the wheel for PyPI, in dist/
 #   make test-kernels        each kernel of softroce by name: boots, pings, device tests (long)
@@ -27,7 +29,7 @@ export AIORDMA_SOFTROCE_INSTALL := 1
 SECONDS ?= 600
 NUMBER ?= 10000
 
-.PHONY: demo test mutate bench bench-check bench-many profile fuzz programs wheel softroce-wheel test-kernels \
+.PHONY: demo test mutate calibrate bench bench-check bench-many profile simulate fuzz programs wheel softroce-wheel test-kernels \
     release-check lint docs \
     setup clean help
 
@@ -62,9 +64,19 @@ profile:
 	@tools/setup bench
 	@$(PY) -m tests.bench.profile $(if $(RECORD),--record)
 
+simulate:
+	@tools/setup test --no-kernel
+	@$(PY) -m tests.simulation.run --first $(or $(FIRST),1) --count $(or $(SEEDS),2000)
+
 fuzz:
 	@tools/setup lint
 	@$(PY) tools/fuzz.py --guided $(SECONDS)
+
+# With RECORD= the traces of the adapters are those of the repository.
+calibrate: RECORD ?= 1
+calibrate:
+	@tools/setup test
+	@$(PY) -m tests.calibration.compare $(if $(RECORD),--record) --write $(PROGRAMS)
 
 programs:
 	@tools/setup test
@@ -102,8 +114,8 @@ setup:
 # The kernel stays: it is in the user's cache, and takes minutes to build.
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -rf .import_linter_cache .coverage .coverage.* htmlcov aiordma/_*/_*.so aiordma/_ffi/_rdma.c
+	rm -rf .import_linter_cache .coverage .coverage.* htmlcov aiordma/_*/_*.so aiordma/testing/fa*/_*.so aiordma/_ffi/_rdma.c
 	find aiordma tests tools examples docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 help:
-	@sed -n '3,17s/^# \{0,1\}//p' Makefile
+	@sed -n '3,18s/^# \{0,1\}//p' Makefile

@@ -7,6 +7,7 @@ only for a session that uses it.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
 import os
@@ -18,6 +19,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
+
+import aiordma_fabric
 
 if TYPE_CHECKING:
     from aiordma import Device
@@ -34,7 +37,8 @@ _failed = pytest.StashKey[bool]()
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Add the options, and their defaults for a project's configuration."""
-    _check_engine(pluginmanager)
+    words = _words(pluginmanager)
+    _check_engine(words)
     group = parser.getgroup("aiordma", "RDMA (aiordma)")
     add = group.addoption
     add(
@@ -69,6 +73,35 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         "'--hosts 2 --memory 2G'",
     )
     add(
+        "--fabric",
+        action="store_const",
+        const=aiordma_fabric.STANDARD,
+        dest="fabric",
+        help="run the whole session over the fabric: RDMA in memory, without a kernel; "
+        "--fabric=PROFILE: as a certain adapter, by name or by a file",
+    )
+    # Of all the profiles there may be, those that are asked for: see above.
+    for profile in _asked_profiles(words):
+        add(
+            f"--fabric={profile}",
+            action="store_const",
+            const=profile,
+            dest="fabric",
+            help=argparse.SUPPRESS,
+        )
+    add(
+        "--no-fabric",
+        action="store_const",
+        const="",
+        dest="fabric",
+        help="run the session here, whatever the configuration says",
+    )
+    add(
+        "--fabric-args",
+        metavar="OPTIONS",
+        help="more options of aiordma.testing.fabric, quoted as for a shell, such as '--devices 2'",
+    )
+    add(
         "--rdma-required",
         action="store_true",
         default=None,
@@ -83,6 +116,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     parser.addini("softroce", "default of --softroce: an engine, or empty", default="")
     parser.addini("softroce_device", "default of --softroce-device", default="")
     parser.addini("softroce_args", "default of --softroce-args", default="")
+    parser.addini("fabric", "default of --fabric: a profile, or empty", default="")
+    parser.addini("fabric_args", "default of --fabric-args", default="")
     parser.addini("rdma_required", "default of --rdma-required", type="bool", default=False)
     parser.addini(
         "rdma_leak_settle",
@@ -92,11 +127,10 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     parser.addini("rdma_leak_check", "default of --rdma-leak-check", type="bool", default=False)
 
 
-def _check_engine(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Refuse an engine that is none, naming those there are, which argparse would not do.
+def _words(pluginmanager: pytest.PytestPluginManager) -> list[tuple[str, str]]:
+    """The options of the session that is to come, each with the place where it stands.
 
-    Raises:
-        pytest.UsageError: It is none; with the place where it stands, if not on the command line.
+    The place is empty for the command line.
     """
     config: Any = pluginmanager.get_plugin("pytestconfig")
     sources = {
@@ -106,22 +140,59 @@ def _check_engine(pluginmanager: pytest.PytestPluginManager) -> None:
     # With `-p aiordma_pytest` this is called before pytest has read a configuration.
     with contextlib.suppress(ValueError):
         sources[f" in addopts of {config.inipath}"] = config.getini("addopts")
-    for source, words in sources.items():
-        for word in words:
-            if word == "--":
-                break
-            option, equals, engine = word.partition("=")
-            if option == "--softroce" and equals and engine not in _ENGINES:
-                raise pytest.UsageError(f"{word}{source}: expected one of {', '.join(_ENGINES)}")
+    return [
+        (word, source)
+        for source, words in sources.items()
+        for word in itertools.takewhile(lambda word: word != "--", words)
+    ]
+
+
+def _check_engine(words: list[tuple[str, str]]) -> None:
+    """Refuse an engine that is none, naming those there are, which argparse would not do.
+
+    Raises:
+        pytest.UsageError: It is none; with the place where it stands, if not on the command line.
+    """
+    for word, source in words:
+        option, equals, engine = word.partition("=")
+        if option == "--softroce" and equals and engine not in _ENGINES:
+            raise pytest.UsageError(f"{word}{source}: expected one of {', '.join(_ENGINES)}")
+
+
+def _asked_profiles(words: list[tuple[str, str]]) -> list[str]:
+    """The profiles that stand behind `--fabric=`, each once.
+
+    Raises:
+        pytest.UsageError: There is no such profile; with the place, if not on the command line.
+    """
+    found = []
+    for word, source in words:
+        option, equals, profile = word.partition("=")
+        if option == "--fabric" and equals and profile not in found:
+            try:
+                aiordma_fabric.profile_path(profile)
+            except aiordma_fabric.FabricError as error:
+                raise pytest.UsageError(f"{word}{source}: {error}") from None
+            found.append(profile)
+    return found
 
 
 def _check_equals(words: list[str]) -> None:
-    """Refuse an engine behind `--softroce` without an equals sign: pytest takes it for a path.
+    """Refuse an engine or a profile without an equals sign before it: pytest takes it for a path.
 
     Raises:
         pytest.UsageError: There is one, and no file of its name.
     """
     for word, behind in itertools.pairwise(words):
+        if (
+            word == "--fabric"
+            and not behind.startswith("-")
+            and not os.path.exists(behind)
+            and behind in aiordma_fabric.profiles()
+        ):
+            raise pytest.UsageError(
+                f"--fabric {behind}: the profile stands behind an equals sign, --fabric={behind}"
+            )
         if word == "--softroce" and behind in _ENGINES and not os.path.exists(behind):
             raise pytest.UsageError(
                 f"--softroce {behind}: the engine stands behind an equals sign, "
@@ -136,48 +207,100 @@ def _check_equals(words: list[str]) -> None:
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> Iterator[None]:
     """Hand the session over, if that is asked for: before output is captured and conftests run."""
     _check_equals(args)
+    engine, profile = _asked(early_config)
     options = early_config.known_args_namespace
-    engine = options.softroce
+    in_softroce, over_fabric = _INSIDE in os.environ, aiordma_fabric.is_inside()
+    if not options.help:
+        if engine and not in_softroce and not over_fabric:
+            _hand_over(early_config, engine)
+        if profile and not over_fabric:
+            _hand_over_to_fabric(early_config, profile)
+    if not engine and not in_softroce:
+        _refuse_alone(options, ("softroce_device", "softroce_args"), "--softroce")
+    if not profile and not over_fabric:
+        _refuse_alone(options, ("fabric_args",), "--fabric")
+    yield
+
+
+def _asked(config: pytest.Config) -> tuple[str, str]:
+    """The engine of softroce and the profile of the fabric that are asked for; one is empty.
+
+    An option on the command line is stronger than the configuration of the project.
+
+    Raises:
+        pytest.UsageError: Both are asked for, or the engine or the profile is none.
+    """
+    options = config.known_args_namespace
+    engine, profile = options.softroce, options.fabric
     if engine is None:
-        engine = early_config.getini("softroce")
+        engine = "" if profile else config.getini("softroce")
+    if profile is None:
+        profile = "" if options.softroce else config.getini("fabric")
     if engine and engine not in _ENGINES:
         raise pytest.UsageError(f"softroce = {engine}: expected one of {', '.join(_ENGINES)}")
-    if engine and _INSIDE not in os.environ and not options.help:
-        _hand_over(early_config, engine)
-    if not engine and _INSIDE not in os.environ:
-        for name in ("softroce_device", "softroce_args"):
-            if getattr(options, name) is not None:
-                raise pytest.UsageError(f"--{name.replace('_', '-')} needs --softroce")
-    yield
+    if engine and profile:
+        raise pytest.UsageError(
+            "--softroce and --fabric exclude one another: a session runs on the RDMA of a kernel, "
+            "or in memory"
+        )
+    if profile and not options.fabric:
+        try:
+            aiordma_fabric.profile_path(profile)
+        except aiordma_fabric.FabricError as error:
+            raise pytest.UsageError(f"fabric = {profile}: {error}") from None
+    return engine, profile
+
+
+def _refuse_alone(options: Any, names: tuple[str, ...], needed: str) -> None:
+    for name in names:
+        if getattr(options, name) is not None:
+            raise pytest.UsageError(f"--{name.replace('_', '-')} needs {needed}")
 
 
 def _hand_over(config: pytest.Config, engine: str) -> NoReturn:
     """Run this very command where a device is, and end this process with its status."""
     from aiordma.testing.softroce.cli import main
 
-    options = config.known_args_namespace
     words = ["--engine", engine]
-    if device := options.softroce_device or config.getini("softroce_device"):
+    if device := config.known_args_namespace.softroce_device or config.getini("softroce_device"):
         words += ["--device", device]
-    try:
-        words += shlex.split(options.softroce_args or config.getini("softroce_args"))
-    except ValueError as error:
-        raise pytest.UsageError(f"--softroce-args: {error}") from None
-    command = _command(config)
-    shown = shlex.join(["python", "-m", "aiordma.testing.softroce", *words, "--", *command])
-    sys.stdout.flush()
-    sys.stderr.write(f"aiordma: this session runs where an RDMA device is: {shown}\n")
-    sys.stderr.flush()
+    words += _more(config, "softroce_args")
+    command = _command(config, "softroce")
+    _tell("runs where an RDMA device is", "softroce", [*words, "--", *command])
     raise SystemExit(main([*words, "--", *command]))
 
 
-def _command(config: pytest.Config) -> list[str]:
+def _hand_over_to_fabric(config: pytest.Config, profile: str) -> NoReturn:
+    """Become this very command over the fabric."""
+    words = [] if profile == aiordma_fabric.STANDARD else ["--profile", profile]
+    words += _more(config, "fabric_args")
+    command = _command(config, "fabric")
+    _tell("runs over the fabric", "fabric", [*words, "--", *command])
+    raise SystemExit(aiordma_fabric.main([*words, "--", *command]))
+
+
+def _more(config: pytest.Config, name: str) -> list[str]:
+    """The words of an option that has more options."""
+    try:
+        return shlex.split(getattr(config.known_args_namespace, name) or config.getini(name))
+    except ValueError as error:
+        raise pytest.UsageError(f"--{name.replace('_', '-')}: {error}") from None
+
+
+def _tell(what: str, runner: str, words: list[str]) -> None:
+    shown = shlex.join(["python", "-m", f"aiordma.testing.{runner}", *words])
+    sys.stdout.flush()
+    sys.stderr.write(f"aiordma: this session {what}: {shown}\n")
+    sys.stderr.flush()
+
+
+def _command(config: pytest.Config, runner: str) -> list[str]:
     """Return the command that started this session."""
     params = config.invocation_params
     if params.plugins:
         raise pytest.UsageError(
-            "--softroce cannot hand over the plugins that pytest.main() was given as objects: name "
-            "them with -p, or run python -m aiordma.testing.softroce -- around your program"
+            f"--{runner} cannot hand over the plugins that pytest.main() was given as objects: "
+            f"name them with -p, or run python -m aiordma.testing.{runner} -- around your program"
         )
     words = [os.fspath(word) for word in params.args]
     if words == sys.argv[1:] and sys.orig_argv[len(sys.orig_argv) - len(words) :] == words:
@@ -247,7 +370,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Name the device of a session in softroce."""
+    """Name the device of a session in softroce or over the fabric."""
+    if aiordma_fabric.is_inside():
+        path = os.environ.get("AIORDMA_FABRIC_PROFILE", "")
+        profile = os.path.basename(path).removesuffix(".conf") or aiordma_fabric.STANDARD
+        return f"rdma: {os.environ.get('AIORDMA_FABRIC_ADDR', '')} (fabric, profile {profile})"
     if _INSIDE not in os.environ:
         return None
     told = [os.environ.get(f"AIORDMA_SOFTROCE_{name}", "") for name in ("DEVICE", "ADDR", "ENGINE")]
@@ -271,8 +398,8 @@ def _require(config: pytest.Config) -> None:
 
 
 def _unavailable(config: pytest.Config, reason: str) -> NoReturn:
-    # A session in softroce is there for the device: skips would hide that nothing was tested.
-    if _is_set(config, "rdma_required") or _INSIDE in os.environ:
+    # Such a session is there for the device: skips would hide that nothing was tested.
+    if _is_set(config, "rdma_required") or _INSIDE in os.environ or aiordma_fabric.is_inside():
         pytest.fail(f"RDMA is required here: {reason}", pytrace=False)
     pytest.skip(reason)
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import aiordma
 from aiordma import RdmaStreamReader, RdmaStreamWriter
+from aiordma.cm import ConnectionId, EventChannel
 from aiordma.testing.softroce import SoftroceError, host
 
 __all__ = ["DeviceError", "address", "device", "stream_pair"]
@@ -21,13 +22,14 @@ class DeviceError(Exception):
 
 
 def address() -> str:
-    """Return the address of the device: softroce's, or that of the first active one.
+    """Return the address of the device: the fabric's, softroce's, or that of the first active one.
 
     Raises:
         DeviceError: none is active, or its network card has no address.
     """
-    if told := os.environ.get("AIORDMA_SOFTROCE_ADDR"):
-        return told
+    for name in ("AIORDMA_FABRIC_ADDR", "AIORDMA_SOFTROCE_ADDR"):
+        if told := os.environ.get(name):
+            return told
     names = host.active()
     if not names:
         raise DeviceError("no RDMA device has an active port")
@@ -40,6 +42,9 @@ def address() -> str:
 def device(address: str) -> aiordma.Device:
     """Return the device whose network card has this address; else the first."""
     found = aiordma.devices()
+    if "AIORDMA_FABRIC" in os.environ:
+        name = _name_of(address)
+        return next(each for each in found if each.name == name)
     for each in found:
         try:
             if host.address_of(each.name) == address:
@@ -47,6 +52,13 @@ def device(address: str) -> aiordma.Device:
         except SoftroceError:
             continue  # without an address
     return found[0]
+
+
+def _name_of(address: str) -> str | None:
+    """The name of the device that the connection manager finds for an address."""
+    with EventChannel() as channel, ConnectionId(channel) as cm_id:
+        cm_id.bind_addr((address, 0))
+        return cm_id.context.name if cm_id.context is not None else None
 
 
 @asynccontextmanager

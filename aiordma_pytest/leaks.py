@@ -37,8 +37,14 @@ def warm() -> None:
             host = address()
         except DeviceError:
             return
-        async with aiordma.listen(host, 0):
-            pass
+        async with aiordma.listen(host, 0) as listener:
+            if "AIORDMA_FABRIC" in os.environ:
+                # Its library may keep a descriptor from the first byte on that is sent.
+                async with (
+                    aiordma.connect(host, listener.port, timeout=_WARM_S) as client,
+                    await listener.accept(),
+                ):
+                    await client.send(b"x")
 
     # In a thread, whose loop is no other's.
     thread = threading.Thread(target=asyncio.run, args=(listen(),), daemon=True)

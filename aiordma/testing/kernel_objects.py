@@ -1,5 +1,7 @@
 """The RDMA objects that the kernel holds, of a process or in all: `rdma resource show` in Python.
 
+Over the fabric (`docs/fabric.md`) there are those of this process, and its library counts them.
+
 Theory of operation
     One request for the list of devices (RDMA_NLDEV_CMD_GET, as a dump), and for each device one for
     each kind of object (RDMA_NLDEV_CMD_RES_QP_GET and its sisters, as dumps). An answer has a table
@@ -11,6 +13,10 @@ Theory of operation
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import functools
+import os
 import socket
 import struct
 import sys
@@ -51,6 +57,21 @@ _KINDS = (
     _Kind("protection domain", 14, 46, 60),
     _Kind("shared receive queue", 23, 88, 90),
 )
+#: The kinds of the fabric, by their numbers in `enum fabric_kind` (fabric.h): what the kernel calls
+#: each, and what it is called here.
+_OF_FABRIC = {
+    0: ("ctx", "device context"),
+    1: ("pd", "protection domain"),
+    2: ("mr", "memory region"),
+    3: ("mw", "memory window"),
+    4: ("", "completion channel"),
+    5: ("cq", "completion queue"),
+    6: ("srq", "shared receive queue"),
+    7: ("qp", "queue pair"),
+    8: ("", "address handle"),
+    9: ("", "event channel"),
+    10: ("cm_id", "connection id"),
+}
 
 
 def object_counts() -> Counter[str]:
@@ -63,6 +84,9 @@ def object_counts() -> Counter[str]:
         TimeoutError: it says nothing.
     """
     total: Counter[str] = Counter()
+    if "AIORDMA_FABRIC" in os.environ:
+        total.update({name: _of_fabric(kind) for kind, (name, _) in _OF_FABRIC.items() if name})
+        return total
     with _socket() as sock:
         for body in _dump(sock, _RES_GET):
             for kind, summary in _attributes(body):
@@ -77,10 +101,17 @@ def objects_of_process(process: int) -> list[str]:
     """Return a text for each RDMA object of a process, such as ``queue pair 17 of rxe0``.
 
     Raises:
-        OSError: the kernel has no RDMA, or refuses.
+        OSError: the kernel has no RDMA, or refuses; over the fabric it is another process.
         TimeoutError: it says nothing.
     """
     found = []
+    if "AIORDMA_FABRIC" in os.environ:
+        if process != os.getpid():
+            raise PermissionError(errno.EPERM, "over the fabric a process knows its own objects")
+        for number, (_, text) in _OF_FABRIC.items():
+            # It counts and numbers none: the third queue pair is one that is there beside two.
+            found += [f"{text} {each} of the fabric" for each in range(1, _of_fabric(number) + 1)]
+        return found
     with _socket() as sock:
         devices = [dict(_attributes(body)) for body in _dump(sock, _GET)]
         for device in devices:
@@ -92,6 +123,24 @@ def objects_of_process(process: int) -> list[str]:
                         f"{kind.name} {number} of {name}" for number in _of(body, kind, process)
                     ]
     return found
+
+
+def _of_fabric(kind: int) -> int:
+    return int(_fabric().fabric_count(kind))
+
+
+@functools.cache
+def _fabric() -> ctypes.CDLL:
+    """The library that stands in place of libibverbs.
+
+    Raises:
+        OSError: It is that of rdma-core.
+    """
+    library = ctypes.CDLL("libibverbs.so.1")
+    if not hasattr(library, "fabric_count"):
+        raise OSError(errno.ENODEV, "AIORDMA_FABRIC is set, but libibverbs is not the fabric's")
+    library.fabric_count.restype = ctypes.c_int64
+    return library
 
 
 def _socket() -> socket.socket:

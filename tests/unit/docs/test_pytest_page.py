@@ -32,9 +32,11 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_options_and_settings(told: str) -> None:
     table = PAGE.partition("## Options")[2].partition("\n\n`--softroce` starts")[0]
     options = set(re.findall(r"`(--[\w-]+)", table))
-    assert options == set(re.findall(r"^  (--(?:softroce|no-softroce|rdma)[\w-]*)", told, re.M))
-    settings = set(re.findall(r"`((?:softroce|rdma)_\w+)`", table)) | {"softroce"}
-    assert settings == set(re.findall(r"^  ((?:softroce|rdma)\w*) \(", told, re.M))
+    assert options == set(
+        re.findall(r"^  (--(?:(?:no-)?(?:softroce|fabric)|rdma)[\w-]*)", told, re.M)
+    )
+    settings = set(re.findall(r"`((?:softroce|fabric|rdma)_\w+)`", table)) | {"softroce", "fabric"}
+    assert settings == set(re.findall(r"^  ((?:softroce|fabric|rdma)\w*) \(", told, re.M))
 
 
 def test_fixtures_and_markers(told: str) -> None:

@@ -12,6 +12,7 @@ import aiordma.cm
 import aiordma.memory
 import aiordma.metrics
 import aiordma.verbs
+import aiordma_fabric
 from aiordma import error_words, errors
 from aiordma.contrib import aiohttp as contrib_aiohttp
 from aiordma.contrib import dask as contrib_dask
@@ -23,7 +24,7 @@ from aiordma.link import refusal
 from aiordma.link.refusal import RefusalReason
 from aiordma.requests import wire as requests_wire
 from aiordma.streams import policy
-from aiordma.testing import softroce, stream_conformance
+from aiordma.testing import faults, softroce, stream_conformance
 from aiordma.testing.softroce import errors as softroce_errors
 from aiordma.testing.softroce.cli import options_parser
 from aiordma.testing.softroce.options import DEVICES, ENGINES
@@ -122,7 +123,7 @@ def test_public_names_of_other_modules_are_in_the_reference() -> None:
         "aiordma.verbs.resource.Resource",
     }
     for module in (
-        contrib_aiohttp, contrib_dask, contrib_httpx, policy, softroce, stream_conformance
+        contrib_aiohttp, contrib_dask, contrib_httpx, faults, policy, softroce, stream_conformance
     ):  # fmt: skip
         names |= {f"{module.__name__}.{name}" for name in module.__all__}
     assert names <= listed
@@ -152,6 +153,20 @@ def test_the_options_of_softroce() -> None:
     for name in dir(softroce_errors):
         if name.startswith("STATUS_") and name != "STATUS_SIGNAL_BASE":
             assert f"| {getattr(softroce_errors, name)} |" in text, name
+
+
+def test_the_options_and_profiles_of_the_fabric() -> None:
+    text = (DOCS / "fabric.md").read_text()
+    found = re.findall(
+        r"^  (?:-\w, )?(--[\w-]+)", aiordma_fabric.options_parser().format_help(), re.M
+    )
+    for option in found:
+        assert f"| `{option}" in text, option
+    rows = re.findall(r"^\| `([\w.-]+)` \|", text.partition("## Profiles")[2], re.M)
+    assert rows == aiordma_fabric.profiles()
+    told = re.findall(r"^\| `(AIORDMA_FABRIC\w*)` \|", text, re.M)
+    source = Path(aiordma_fabric.__file__).read_text()
+    assert set(told) == set(re.findall(r"AIORDMA_FABRIC\w*", source)) | {"AIORDMA_FABRIC_ADDR2"}
 
 
 def test_the_decisions() -> None:

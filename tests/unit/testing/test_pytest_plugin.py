@@ -22,6 +22,17 @@ def main(arguments):
 cli.main = main
 """
 
+#: Likewise in place of the launcher of the fabric.
+_NO_FABRIC = """
+import aiordma_fabric
+
+def main(arguments):
+    print("FABRIC", arguments)
+    return 7
+
+aiordma_fabric.main = main
+"""
+
 #: A machine without a device, whichever this is.
 _NO_DEVICE = """
 import aiordma
@@ -33,10 +44,10 @@ aiordma.why_unavailable = lambda: "no RDMA device: the reason"
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A project outside of softroce, whose warnings are its own affair."""
-    for name in [name for name in os.environ if name.startswith(("AIORDMA_SOFTROCE", "PYTEST_"))]:
+    for name in [name for name in os.environ if name.startswith(("AIORDMA_", "PYTEST_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PYTHONPATH", str(pytester.path))
-    pytester.makepyfile(no_runner=_NO_RUNNER, no_device=_NO_DEVICE)
+    pytester.makepyfile(no_runner=_NO_RUNNER, no_device=_NO_DEVICE, no_fabric=_NO_FABRIC)
     pytester.makeini("[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function")
     return pytester
 
@@ -122,6 +133,55 @@ def test_defaults_of_a_project(project: pytest.Pytester) -> None:
     done.stderr.fnmatch_lines(["ERROR: softroce = vmware: expected one of auto, uml, qemu, host"])
 
 
+def test_the_command_is_handed_over_to_the_fabric(project: pytest.Pytester) -> None:
+    words = ("-p", "no_fabric", "--fabric", "some where", "-k", "a or b", "--cov=unknown-option")
+    done = _run(project, *words)
+    assert done.ret == 7
+    (told,) = (line for line in done.outlines if line.startswith("FABRIC"))
+    assert told.startswith(f"FABRIC ['--', '{sys.executable}', ")
+    assert told.endswith(f"{str(['-p', 'no:cacheprovider', *words])[1:-1]}]")
+    (said,) = (line for line in done.errlines if line.startswith("aiordma: "))
+    assert "runs over the fabric: python -m aiordma.testing.fabric -- " in said
+    project.makefile(".conf", own="")
+    done = _run(project, "-p", "no_fabric", "--fabric=own.conf", "--fabric-args=--devices 2")
+    told = "FABRIC ['--profile', 'own.conf', '--devices', '2', '--', "
+    assert any(line.startswith(told) for line in done.outlines)
+
+
+def test_defaults_of_a_project_that_uses_the_fabric(project: pytest.Pytester) -> None:
+    project.makefile(".conf", own="")
+    project.makeini("[pytest]\nfabric = own.conf\nfabric_args = --devices 2\n")
+    project.makepyfile("def test_here(): pass")
+    told = "FABRIC ['--profile', 'own.conf', '--devices', '2', '--', "
+    done = _run(project, "-p", "no_fabric")
+    assert any(line.startswith(told) for line in done.outlines)
+    _run(project, "-p", "no_fabric", "--no-fabric").assert_outcomes(passed=1)
+    # An option is stronger, also where it asks for the other one.
+    done = _run(project, "-p", "no_runner", "--softroce")
+    assert any(line.startswith("RUNNER ['--engine', 'auto'") for line in done.outlines)
+    project.makeini("[pytest]\nsoftroce = uml\n")
+    done = _run(project, "-p", "no_fabric", "--fabric")
+    assert any(line.startswith("FABRIC ['--', ") for line in done.outlines)
+    project.makeini("[pytest]\nsoftroce = uml\nfabric = standard\n")
+    done = _run(project)
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines(["ERROR: --softroce and --fabric exclude one another: *"])
+    project.makeini("[pytest]\nfabric = mlx\n")
+    done = _run(project)
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines(["ERROR: fabric = mlx: profile mlx: there are standard*"])
+
+
+def test_the_place_of_a_wrong_profile_is_told(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-q --fabric=mlx")
+    done = _run(project, "-p", "no_fabric")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    said = "ERROR: --fabric=mlx in PYTEST_ADDOPTS: profile mlx: there are standard"
+    assert done.errlines[0].startswith(said)
+
+
 def test_the_place_of_a_wrong_engine_is_told(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,13 +212,20 @@ def test_the_place_of_a_wrong_engine_is_told(
         (["--softroce", "--softroce-args='"], "ERROR: --softroce-args: No closing quotation"),
         (["-o", "rdma_leak_settle=soon"], "ERROR: rdma_leak_settle = soon: expected a number*"),
         (["--softroce", "--softroce-device=mlx5"], "*--softroce-device*mlx5*"),
+        (["--fabric=mlx"], "ERROR: --fabric=mlx: profile mlx: there are standard*"),
+        (["--fabric="], "ERROR: --fabric=: profile '': there are standard*"),
+        (["--fabric=x/y"], "ERROR: --fabric=x/y: profile x/y: there is no such file"),
+        (["--fabric", "standard"], "ERROR: --fabric standard: *equals sign, --fabric=standard"),
+        (["--fabric-args=--devices 2"], "ERROR: --fabric-args needs --fabric"),
+        (["--fabric", "--fabric-args='"], "ERROR: --fabric-args: No closing quotation"),
+        (["--fabric", "--softroce"], "ERROR: --softroce and --fabric exclude one another: *"),
     ],
 )
 def test_mistakes_are_told(project: pytest.Pytester, words: list[str], said: str) -> None:
-    done = _run(project, "-p", "no_runner", *words)
+    done = _run(project, "-p", "no_runner", "-p", "no_fabric", *words)
     assert done.ret == pytest.ExitCode.USAGE_ERROR
     done.stderr.fnmatch_lines([said])
-    assert not done.stdout.str().startswith("RUNNER")
+    assert not done.stdout.str().startswith(("RUNNER", "FABRIC"))
 
 
 def test_help_is_about_the_options(project: pytest.Pytester) -> None:
