@@ -300,20 +300,6 @@ def calls_out_of_order(scene: Scene) -> None:
     lib.rdma_destroy_id(id)
 
 
-@program("roce")  # Likewise.
-def connected_twice(scene: Scene) -> None:
-    """A second connect, accept or reject is refused."""
-    meeting = Meeting(scene)
-    meeting.ask()
-    meeting.ask()
-    meeting.hear()
-    meeting.accept()
-    meeting.accept()
-    meeting.client.next()
-    meeting.server.next()
-    meeting.ask()
-
-
 @program()
 def listening_twice(scene: Scene) -> None:
     """An id that listens does not listen again, nor does it bind or resolve."""
