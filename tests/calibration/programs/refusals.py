@@ -31,12 +31,19 @@ def sends_are_flushed_too(scene: Scene) -> None:
 
 
 @program()
-def posts_after_the_error(scene: Scene) -> None:
-    """What is posted in ERR is flushed."""
+def receives_after_the_error(scene: Scene) -> None:
+    """A receive that is posted in ERR is flushed."""
     first, _ = scene.pair()
     scene.to_error(first.qp)
     scene.recv(first.qp, (1, [first.memory.at()]))
     scene.wait(first.cq, bound=0.5)
+
+
+@program()
+def sends_after_the_error(scene: Scene) -> None:
+    """A send that is posted in ERR is flushed, signaled or not."""
+    first, _ = scene.pair()
+    scene.to_error(first.qp)
     scene.send(first.qp, 2, [first.memory.at()])
     scene.send(first.qp, 3, [first.memory.at()], flags=0)
     scene.wait(first.cq, 2, bound=0.5)
