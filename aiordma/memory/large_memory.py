@@ -11,8 +11,9 @@ Theory of operation
     that reads nothing could delay each later message to the others.
 
     The system may refuse memory all the same (ENOMEM).  Then `registered` deregisters the buffers
-    that pools keep for their next message, waits for each region that is deregistered or kept, and
-    tries again.  It gives up where there is no region to wait for, or after `SHORT_S`.
+    that pools keep for their next message, waits for a region that is deregistered or kept, and
+    tries again.  As the memory may come free elsewhere, it does not wait long for that.  It gives
+    up where there is no region to wait for, or after `SHORT_S`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Protocol
 
 from aiordma.loop import registry
 from aiordma.loop.job import Job
-from aiordma.loop.limit import PatientLimit
+from aiordma.loop.limit import Limit
 from aiordma.loop.timers import now
 from aiordma.loop.wait_line import WaitLine
 from aiordma.memory.memlock import Room, memory_to_pin
@@ -38,6 +39,9 @@ __all__ = ["DEREGISTER_S", "LargeMemory", "Turn", "large_memory"]
 
 TURN_S = 5.0
 SHORT_S = 30.0
+#: Seconds after which a registration is tried again, though no region was deregistered: the first
+#: time, and at most.
+_RETRY_S, _MOST_RETRY_S = 0.05, 1.0
 #: Seconds that a call waits for the deregistration of a buffer; longer ones go on without it.
 DEREGISTER_S = 5.0
 
@@ -205,6 +209,7 @@ class LargeMemory:
         Cancellation: as that of `register`.
         """
         end: float | None = None
+        pause = _RETRY_S
         region: MemoryRegion | None = None
         while region is None:
             frees = self._frees
@@ -214,14 +219,15 @@ class LargeMemory:
                 if exc.errno != errno.ENOMEM or size > memory_to_pin():
                     raise
                 end = now() + SHORT_S if end is None else end
-                if not await self._room(frees, end - now()):
+                if not await self._room(frees, min(pause, end - now())):
                     raise
+                pause = min(2 * pause, _MOST_RETRY_S)
         self._regions += 1
         region._gone.add_done_callback(self._deregistered)
         return region
 
     async def _room(self, frees: int, seconds: float) -> bool:
-        """Wait until memory is free; False if there is none to wait for, or not in time."""
+        """Wait for memory, for so long; False if there is none to wait for, or no time."""
         dropped = [region for pool in list(self._pools) for region in pool.drop_kept()]
         for region in dropped:
             with contextlib.suppress(OSError):  # and so TimeoutError
@@ -230,11 +236,8 @@ class LargeMemory:
             return True
         if not self._regions or seconds <= 0:
             return False
-        try:
-            with PatientLimit(seconds):
-                await self._line.wait()
-        except TimeoutError:
-            return False
+        with contextlib.suppress(TimeoutError), Limit(seconds):
+            await self._line.wait()
         return True
 
     def freed(self) -> None:

@@ -149,6 +149,20 @@ def test_memory_that_is_short_is_waited_for(run: Run) -> None:
     run(main())
 
 
+def test_memory_that_comes_free_elsewhere_is_found(run: Run) -> None:
+    async def main() -> None:
+        memory, system = LargeMemory(1 << 30), Scarce(100)
+        held = await memory.registered(40, system.register(40))
+        waits = asyncio.create_task(memory.registered(80, system.register(80)))
+        await settle()
+        assert not waits.done()
+        system.left += 40  # none of this loop's regions is deregistered
+        (await asyncio.wait_for(waits, LIMIT_S)).close()
+        held.close()
+
+    run(main())
+
+
 def test_where_there_is_nothing_to_wait_for_it_fails_at_once(run: Run) -> None:
     async def main() -> None:
         memory, system = LargeMemory(1 << 30), Scarce(100)
