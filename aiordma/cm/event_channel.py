@@ -37,7 +37,7 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
 from aiordma.logs import log_of
-from aiordma.loop import fork
+from aiordma.loop import fork, registry
 from aiordma.loop.pump import FdPump
 from aiordma.loop.raised import report
 from aiordma.loop.steps import Steps
@@ -312,6 +312,8 @@ class EventChannel(Resource):
             _log.error("event channel: %s", exc)
         else:
             self._report(exc)
+        if self._loop is not None:
+            registry.retire(self, self._loop)  # new connections need one that works
         for connection_id in self._ids.values():
             connection_id._step.fail(exc)
             # The ConnectionId's owner waits for events, and no further event will arrive.

@@ -75,12 +75,13 @@ class SharedQueues:
         channel: Completion channel of the queues.
 
     Attributes:
+        channel: Completion channel of the queues.
         queues: All of them.
         lock: Held while `left` of a queue changes.
     """
 
     def __init__(self, channel: CompletionChannel) -> None:
-        self._channel = channel
+        self.channel: CompletionChannel = channel
         self.queues: list[SharedQueue] = []
         self._open: deque[SharedQueue] = deque()  # there may be room in these
         self._full: set[SharedQueue] = set()
@@ -123,11 +124,11 @@ class SharedQueues:
             if cq._make_room(completions, expected):
                 self.has_room(cq)  # first in the line, to be filled before others
                 return cq
-        context = self._channel.context
+        context = self.channel.context
         first = _IWARP_CQE if context.is_iwarp else _CQE
         # If a single connection asks for more than the device has, the device refuses the queue.
         room = max(min(first, context.attributes.max_cqe), completions)
-        cq = SharedQueue(context, room, self._channel, self)
+        cq = SharedQueue(context, room, self.channel, self)
         self.queues.append(cq)
         self._open.append(cq)
         return cq
@@ -135,7 +136,7 @@ class SharedQueues:
     def sweep(self, cq: SharedQueue) -> None:
         """Take all completions out of a queue, those of queue pairs that have gone among them."""
         left = cq.left  # others may go meanwhile, in another thread
-        self._channel._sweep(cq)
+        self.channel._sweep(cq)
         with self.lock:
             cq.left -= left
         CompletionQueue._unpromise(cq, 0, left)

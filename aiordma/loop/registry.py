@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from aiordma.loop import fork
 
-__all__ = ["Shared", "acquire", "find", "keep", "lasting", "let_go"]
+__all__ = ["Shared", "acquire", "find", "keep", "lasting", "let_go", "retire"]
 
 
 class Shared(Protocol):
@@ -32,6 +32,11 @@ class _Entry:
         self.entries = entries
         self.users = 0
 
+    def retire(self) -> None:
+        """Be found no more."""
+        if self.entries.get(self.key) is self:
+            del self.entries[self.key]
+
 
 class _Release:
     """Releases an entry for one user, once.
@@ -50,9 +55,9 @@ class _Release:
             if entry is None:
                 return
             entry.users -= 1
-            last = entry.users == 0 and entry.entries.get(entry.key) is entry
+            last = entry.users == 0
             if last:
-                del entry.entries[entry.key]
+                entry.retire()
         if last:
             entry.shared.close()
 
@@ -110,6 +115,17 @@ def acquire(
     entry.users = 1
     entries[key] = entry
     return entry.shared, _Release(entry)
+
+
+def retire(shared: object, loop: asyncio.AbstractEventLoop) -> None:
+    """Have `acquire` make another object: this one has failed, and its users have yet to end.
+
+    So have they those of an object that has this one as its `channel`.
+    """
+    with _lock:
+        for entry in list(_entries_of(loop).values()):
+            if entry.shared is shared or getattr(entry.shared, "channel", None) is shared:
+                entry.retire()
 
 
 def find(key: Hashable, loop: asyncio.AbstractEventLoop) -> object:

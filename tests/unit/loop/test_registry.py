@@ -111,6 +111,37 @@ def test_loops_are_apart_and_not_kept(name: str) -> None:
     assert [ref() for ref in loops] == [None, None]
 
 
+class Standing(Thing):
+    """Something that fails with another."""
+
+    def __init__(self, channel: Thing) -> None:
+        super().__init__()
+        self.channel = channel
+
+
+def test_what_is_retired_is_made_anew_and_closed_by_its_users(run: Run) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        old, release_old = registry.acquire("thing", Thing)
+        on_old, release_on_old = registry.acquire("on it", lambda: Standing(old))
+        apart, release_apart = registry.acquire("apart", Thing)
+        registry.retire(old, loop)
+        new, release_new = registry.acquire("thing", Thing)
+        on_new, release_on_new = registry.acquire("on it", lambda: Standing(new))
+        assert new is not old
+        assert on_new is not on_old
+        assert registry.find("apart", loop) is apart
+        release_on_old()
+        release_old()
+        assert (old.closed, on_old.closed, new.closed, on_new.closed) == (1, 1, 0, 0)
+        assert registry.find("thing", loop) is new
+        for release in (release_apart, release_on_new, release_new):
+            release()
+        assert (apart.closed, new.closed, on_new.closed) == (1, 1, 1)
+
+    run(main())
+
+
 def test_needs_a_running_loop() -> None:
     with pytest.raises(RuntimeError, match="no running event loop"):
         registry.acquire("thing", Thing)
