@@ -191,6 +191,8 @@ for _queue in ("ibv_create_cq", "ibv_create_qp", "ibv_create_srq"):
     ERRNO_HINTS[_queue, errno.EIO] = (
         "the driver gave no reason; a process has 144 pages for all its queues on software iWARP"
     )
+for _post in ("ibv_post_send", "ibv_post_recv", "ibv_post_srq_recv"):
+    ERRNO_HINTS[_post, errno.EAGAIN] = ""  # a post makes nothing that the cgroup counts
 ERRNO_HINTS_ANY: dict[int, str] = {
     errno.ENETUNREACH: "no route to this address: `ip route` lists the routes",
     errno.EHOSTUNREACH: "the neighbor did not answer: is the host up, is the address right?",

@@ -506,7 +506,8 @@ def os_error(code: int, verb: str, *, detail: str = "") -> RdmaOSError:
         code, text, hint = _with_nodes(code, text)
         if hint:
             return errno_error(code, text, hint)
-    return errno_error(code, text, ERRNO_HINTS.get((verb, code)) or ERRNO_HINTS_ANY.get(code, ""))
+    hint = ERRNO_HINTS.get((verb, code), ERRNO_HINTS_ANY.get(code, ""))
+    return errno_error(code, text, hint)
 
 
 def errno_error(code: int, text: str, hint: str = "") -> RdmaOSError:

@@ -52,7 +52,8 @@ typedef struct {
     int spare; /* drains that may leave off after one event */
     int again; /* go on where the last drain has stopped, and take no new events */
     char more;
-    int failed;                /* errno */
+    int failed; /* errno of `failed_call` */
+    const char *failed_call;
     struct aio_state **states; /* by index */
     PyObject **keepers;        /* the object of each state */
     PyObject **owners;         /* the object that is called with its events */
@@ -288,6 +289,15 @@ static void sort_out(Drain *self, int got)
     }
 }
 
+/* A call has failed; the first one of a drain counts. */
+static void fail(Drain *self, int code, const char *call)
+{
+    if (self->failed)
+        return;
+    self->failed = code;
+    self->failed_call = call;
+}
+
 /*
  * Poll one queue, at most `turn` completions, of which *left loses as many as were polled.  1 when
  * the queue is empty, 0 when the turn is over, -errno.
@@ -313,8 +323,8 @@ static void arm(Drain *self, struct ibv_cq *cq, struct aio_cq *own)
 {
     int code = aio_arm(cq, own);
 
-    if (code && !self->failed)
-        self->failed = code;
+    if (code)
+        fail(self, code, "ibv_req_notify_cq");
 }
 
 static void add_segment(Drain *self, const struct aio_cq *own, uint32_t count)
@@ -361,7 +371,7 @@ static void admit(Drain *self)
             if (errno == EINTR)
                 continue;
             if (errno != EAGAIN)
-                self->failed = errno;
+                fail(self, errno, "ibv_get_cq_event");
             else if (taken == 1)
                 self->spare = SPARE;
             return;
@@ -467,8 +477,8 @@ static int drain_once(Drain *self)
             add_segment(self, own, self->n_completions - before);
         if (again)
             break;
-        if (empty < 0 && !self->failed)
-            self->failed = -empty;
+        if (empty < 0)
+            fail(self, -empty, "ibv_poll_cq");
         if (empty) {
             settle(self);
             continue;
@@ -598,7 +608,7 @@ static int spin_and_deliver(Drain *self)
     got = aio_poller_turn(poller, polled, TURN < self->most ? TURN : self->most, &token);
     self->more = self->n_pending > 0;
     if (got < 0) {
-        self->failed = EIO;
+        fail(self, EIO, "ibv_poll_cq");
         rc = LOOK;
     } else if (got && !self->stopped) {
         memcpy(self->completions, polled, (size_t)got * sizeof(*polled));
@@ -669,7 +679,8 @@ static PyObject *records_of(const struct ibv_wc *completions, uint32_t count)
 
 /*
  * result(): the work that the last drain has left for Python: a list of (token of the queue, its
- * completions; None where the program polls the queue), whether there is more, and an errno or 0.
+ * completions; None where the program polls the queue), whether there is more, and the errno and
+ * name of a call that has failed, or 0 and "".
  */
 static PyObject *drain_result(PyObject *object, PyObject *Py_UNUSED(unused))
 {
@@ -690,7 +701,8 @@ static PyObject *drain_result(PyObject *object, PyObject *Py_UNUSED(unused))
     }
     if (!segments)
         return NULL;
-    return Py_BuildValue("(NOi)", segments, self->more ? Py_True : Py_False, self->failed);
+    return Py_BuildValue("(NOis)", segments, self->more ? Py_True : Py_False, self->failed,
+                         self->failed ? self->failed_call : "");
 }
 
 /* `or_nothing`: None also if the queue is empty. */

@@ -337,6 +337,8 @@ int aio_message_receive(struct aio_message_state *m, const uint16_t *slots, uint
         code = aio_post_errno(ibv_post_recv(m->qp, wr, &bad));
     }
     m->receives += count;
+    if (code && !m->error)
+        m->recv_failed = 1;
     return code;
 }
 

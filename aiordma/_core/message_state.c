@@ -654,6 +654,7 @@ static PyMemberDef state_members[] = {
     FIELD(said, T_UBYTE, READONLY),
     FIELD(peer_reason, T_ULONGLONG, READONLY),
     FIELD(error, T_INT, READONLY),
+    FIELD(recv_failed, T_BOOL, READONLY),
     FIELD(n_control_free, T_UINT, READONLY),
     FIELD(n_freed, T_UINT, READONLY),
     FIELD(large, T_UINT, READONLY),

@@ -372,7 +372,8 @@ struct aio_message_state {
     struct aio_dones dones;
     uint8_t violation; /* enum aio_violation */
     uint64_t wrong[2];
-    int error; /* errno of a post that failed in a drain */
+    int error;           /* errno of a post that failed in a drain */
+    uint8_t recv_failed; /* that, or one whose errno was returned, was of receives */
 
     /* RDMA READs of large messages. */
     uint16_t *reads_done; /* their numbers, until Python has seen them */
@@ -441,9 +442,10 @@ struct aio_stream_state {
     struct ibv_qp *qp;
     uint64_t wr_id;
     uint32_t inline_size;
-    int error;        /* errno of the post that failed */
-    uint8_t dead;     /* nothing may be posted any more */
-    uint8_t flushing; /* the end: receives that come back unused are only counted */
+    int error;           /* errno of the post that failed */
+    uint8_t recv_failed; /* it was one of receives */
+    uint8_t dead;        /* nothing may be posted any more */
+    uint8_t flushing;    /* the end: receives that come back unused are only counted */
     uint8_t iwarp;
     uint8_t receiving; /* data may come */
     uint8_t sending;   /* data may go */

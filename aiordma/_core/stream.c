@@ -425,6 +425,8 @@ static int aio_stream_receives(struct aio_stream_state *s, uint32_t count)
         }
     }
     code = aio_post_errno(ibv_post_recv(s->qp, wr, &bad));
+    if (code && !s->error)
+        s->recv_failed = 1;
     return code ? aio_stream_failed(s, code) : 0;
 }
 

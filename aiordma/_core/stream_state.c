@@ -608,6 +608,7 @@ static PyMemberDef state_members[] = {
      "Completions that were given to Python, and that it has not seen yet."},
     FIELD(inline_size, T_UINT, READONLY),
     FIELD(error, T_INT, READONLY),
+    FIELD(recv_failed, T_BOOL, READONLY),
     FIELD(dead, T_BOOL, 0),
     FIELD(flushing, T_BOOL, 0),
     FIELD(receiving, T_BOOL, 0),

@@ -238,7 +238,7 @@ class Connection(Uncopied):
     ) -> None:
         """Go on with a send that C has not done: in another loop or thread, or with an errno."""
         if code > 0:
-            self._link.check(code)
+            self._sender.check(code)
             return
         if imm is not None:
             imm = fitting("imm", imm, 32)
@@ -251,7 +251,7 @@ class Connection(Uncopied):
             size = sum(map(len, parts))
             code = -1 if opening else self._state.send_pieces(parts, imm)
             if code > 0:
-                self._link.check(code)
+                self._sender.check(code)
             elif code and size <= self._state.eager_size:  # it may have to wait for room
                 payload = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
                 await self._sender.data(payload, imm)

@@ -234,7 +234,11 @@ class Link(AdapterSide):
         state.credits += theirs.recv_depth
 
     def start(self, owner: LinkOwner) -> None:
-        """Begin to take completions, call `owner` for them, and post all receives."""
+        """Begin to take completions, call `owner` for them, and post all receives.
+
+        Raises:
+            OSError: The queue cannot be armed, or the adapter takes no receives.
+        """
         self._owner = owner
         if (memory := self.shared) is not None:
             memory._join(owner)
@@ -242,7 +246,7 @@ class Link(AdapterSide):
         receives = self._bind()
         self.completions.let_c_take(self.state, self.state)
         if code := self.state.post_receives(receives):
-            self.check(code, "ibv_post_recv")
+            raise os_error(code, "ibv_post_recv")
 
     def _bind(self) -> int:
         """Tell C where queue pair and slots are; return the number of receives."""
@@ -315,10 +319,11 @@ class Link(AdapterSide):
 
     # Posting
 
-    def check(self, code: int, call: str = "ibv_post_send") -> None:
+    def check(self, code: int) -> None:
         """End the connection if `code`, the result of a post in C, is not 0."""
         if code:
-            self.fail(os_error(code, call))
+            receives = self.state.recv_failed
+            self.fail(os_error(code, "ibv_post_recv" if receives else "ibv_post_send"))
 
     def post_read(
         self, number: int, region: MemoryRegion, offset: int, length: int, remote: tuple[int, int]
@@ -334,7 +339,7 @@ class Link(AdapterSide):
     def post_recv(self, slots: Iterable[int]) -> None:
         """Post receive slots."""
         if not self.closed and self.failure is None:
-            self.check(self.state.post_receives(list(slots)), "ibv_post_recv")
+            self.check(self.state.post_receives(list(slots)))
 
     def fit(self) -> None:
         """Set the keys of slots that come and go in the state, after some have."""

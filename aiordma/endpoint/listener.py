@@ -556,8 +556,8 @@ async def _made(
     try:
         connection = Connection(link, config)
     except BaseException:
-        link.close()
         request.refuse(RefusalReason.RESOURCES, "out of resources")
+        link.close()
         raise
     connection._request_budget = listener._request_budget
     # Not more than the client wants, and serves.

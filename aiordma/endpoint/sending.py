@@ -135,7 +135,7 @@ class Sender:
                 raise self._failure()
             self.attend()
             sent = await sent
-        self._link.check(sent)
+        self.check(sent)
 
     def room(self) -> None:
         """Have tasks in line resumed, if there is room for them; a task may be running."""
@@ -203,6 +203,12 @@ class Sender:
         if self._failure is not None:
             raise self._failure()
 
+    def check(self, code: int) -> None:
+        """Raise the exception of the end if `code` is the errno of a post, which ends it."""
+        if code > 0:
+            self._link.check(code)
+            self.require_open()
+
     async def data(self, payload: memoryview, imm: int | None) -> None:
         """Send one message that fits into a slot; returns when its bytes are copied."""
         await self._send(FrameKind.DATA, payload, payload.nbytes, imm)
@@ -224,8 +230,7 @@ class Sender:
             if not self._more() or state.n_free == free:
                 return False
         code = state.send_pieces(parts, imm)
-        if code > 0:
-            self._link.check(code)
+        self.check(code)
         return code >= 0
 
     async def rendezvous(self, head: bytes, imm: int | None, length: int) -> None:

@@ -160,14 +160,19 @@ class StreamPort(AdapterSide):
         )
 
     def start(self, owner: StreamOwner) -> None:
-        """Call `owner` from now on, have completions delivered and post all receives."""
+        """Call `owner` from now on, have completions delivered and post all receives.
+
+        Raises:
+            OSError: The queue cannot be armed, or the adapter takes no receives.
+        """
         self._owner = owner
         self._begin()
         own = self.memory.own
         words = own.addr + self.plan.words if self.context.is_iwarp else 0
         qp = int(ffi.cast("uintptr_t", self._qp_handle))
         self.state.bind(qp, self.completions.id, words, own.lkey)
-        self.check(self.state.fill(self.plan.receives), "recv")
+        if code := self.state.fill(self.plan.receives):
+            raise os_error(code, "ibv_post_recv")
 
     @property
     def attached(self) -> bool:
@@ -233,7 +238,7 @@ class StreamPort(AdapterSide):
         if code == errno.EPROTO:
             self.fail(ConnectionLostError(code, _OUT_OF_TURN))
             return
-        self.check(code, "recv")
+        self.check(code)
         if not whole:
             self.fail(ProtocolError(71, "the peer broke the protocol: a message without a word"))
         elif self._owner is not None:
@@ -250,10 +255,11 @@ class StreamPort(AdapterSide):
             return
         self.check(self.state.control(post.word, post.wrs, post.payload, post.addr, post.key, True))
 
-    def check(self, code: int, what: str = "send") -> None:
+    def check(self, code: int) -> None:
         """Take the result of a function of stream.c: anything but 0 ends the connection."""
         if code:
-            self.fail(os_error(code, f"ibv_post_{what}"))
+            receives = self.state.recv_failed
+            self.fail(os_error(code, "ibv_post_recv" if receives else "ibv_post_send"))
 
     def probe(self) -> None:
         """Post a WRITE of no bytes: the peer's adapter acknowledges it, or the stream fails."""

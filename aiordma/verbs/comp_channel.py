@@ -208,7 +208,7 @@ class CompletionChannel(Resource):
     def _dispatch_all(self) -> bool:
         """Dispatch the completions of a drain; return whether there is more."""
         # Polled completions are gone from the adapter: copy them before a dispatch drains again.
-        segments, more, error = self.drain.result()
+        segments, more, error, call = self.drain.result()
         for token, records in segments:
             cq = self._cqs.get(token)
             if records is not None:
@@ -219,7 +219,7 @@ class CompletionChannel(Resource):
             self.after_drain(self._tell)
         self._run_deferred()
         if error:
-            raise os_error(error, "ibv_get_cq_event")
+            raise os_error(error, call)
         return more
 
     def _tell(self) -> None:
@@ -290,6 +290,8 @@ class CompletionChannel(Resource):
         """The descriptor cannot be read any more, mostly because the device is gone."""
         self._report(exc)
         self._failure = exc
+        if self._loop is not None:
+            registry.retire(self, self._loop)  # new connections need one that works
         self._end_spins()
         self.drain.forget(0)
         for sink in self.table.entries():

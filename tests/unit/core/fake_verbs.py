@@ -163,8 +163,8 @@ class Adapter:
     def note(self) -> list[Any]:
         """What the last drain has left for Python."""
         self._check()
-        segments, self.more, error = self.drain.result()
-        assert not error, os.strerror(error)
+        segments, self.more, error, call = self.drain.result()
+        assert not error, f"{call}: {os.strerror(error)}"
         for token, records in segments:
             if records is None:
                 self.told.append(token)

@@ -444,7 +444,7 @@ def test_who_is_told_is_drained_again_but_not_for_ever() -> None:
     readable.run()
     # The turn was over; what is left is for the next, by way of Python.
     assert (rounds, left) == (32, [False])
-    assert channel.drain.result() == ([], True, 0)
+    assert channel.drain.result() == ([], True, 0, "")
     assert not channel.adapter.readable
     readable.run()
     assert (rounds, len(channel.told), left) == (40, 40, [False])
