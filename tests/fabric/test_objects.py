@@ -54,6 +54,34 @@ over the fabric a process knows its own objects
 """
 
 
+_MIGRATED = """
+from aiordma._ffi import ffi, lib
+from aiordma.cm.address import to_sockaddr
+from aiordma.cm.enums import EventType
+
+channel = lib.rdma_create_event_channel()
+made = ffi.new("struct rdma_cm_id **")
+assert lib.rdma_create_id(channel, made, ffi.NULL, lib.RDMA_PS_TCP) == 0
+address = ffi.cast("struct sockaddr *", to_sockaddr(("127.0.0.1", 5000)))
+assert lib.rdma_resolve_addr(made[0], ffi.NULL, address, 1000) == 0
+assert lib.rdma_resolve_route(made[0], 1000) == 0
+assert lib.rdma_migrate_id(made[0], channel) == 0
+event = ffi.new("struct rdma_cm_event **")
+for _ in range(2):
+    assert lib.rdma_get_cm_event(channel, event) == 0
+    print(EventType(event[0].event).name)
+    lib.rdma_ack_cm_event(event[0])
+lib.rdma_destroy_id(made[0])
+lib.rdma_destroy_event_channel(channel)
+"""
+
+
+def test_events_keep_their_order_when_an_id_moves_to_its_own_channel() -> None:
+    done = launch("--", sys.executable, "-c", _MIGRATED)
+    said = "ADDR_RESOLVED\nROUTE_RESOLVED\n"
+    assert (done.stdout, done.stderr) == (said, "")
+
+
 def test_objects_are_counted() -> None:
     done = launch("--", sys.executable, "-c", _OBJECTS)
     assert (done.stdout, done.stderr) == (_SAID, "")

@@ -106,6 +106,8 @@ void fabric_feed_move(struct fabric_feed *from, struct fabric_feed *to, void *ab
 {
     struct fabric_list *item, *next;
 
+    if (from == to)
+        return;
     for (item = from->notes.next; item != &from->notes; item = next) {
         struct fabric_note *note = FABRIC_CONTAINER(item, struct fabric_note, links);
 

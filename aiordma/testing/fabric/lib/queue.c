@@ -93,8 +93,7 @@ static void channel_tell(struct fabric_cq *cq)
     fabric_feed_push(&cq->channel->feed, &event->note);
 }
 
-/* ---- completions that come later, for a fault
- * ----------------------------------------------------- */
+/* ---- completions that come later, for a fault ------------------------------------------------ */
 
 struct late {
     struct fabric_timer timer;
@@ -412,8 +411,7 @@ int fabric_poll_cq(struct ibv_cq *ibv, int most, struct ibv_wc *wc)
     return count;
 }
 
-/* ---- buffers that wait for messages
- * ---------------------------------------------------------------- */
+/* ---- buffers that wait for messages ---------------------------------------------------------- */
 
 int fabric_recv_ring_init(struct fabric_recv_ring *ring, unsigned size)
 {

@@ -245,7 +245,8 @@ static bool read_from(unsigned place)
         if (length == 0)
             return false;
         if ((size_t)length < sizeof(came.header) ||
-            came.header.size != (size_t)length - sizeof(came.header))
+            came.header.size != (size_t)length - sizeof(came.header) ||
+            came.header.from_slot > FABRIC_SLOTS)
             continue;
         wire.in[place].slot = came.header.from_slot;
         packet = fabric_packet_new(came.header.size);

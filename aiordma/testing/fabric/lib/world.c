@@ -585,9 +585,8 @@ static void packets_forget(struct fabric_list *list)
 }
 
 /*
- * From now on the caller takes the steps, chosen by the seed.  Faults are as at the beginning; what
- * was on its way is lost.  The clock goes on: two simulations of a process have no moment in
- * common.
+ * From now on the caller takes the steps, chosen by the seed.  Faults and clock are as at the
+ * beginning; what was on its way is lost.
  */
 FABRIC_API void fabric_stepped(uint64_t seed)
 {
