@@ -170,7 +170,8 @@ class Listener(Uncopied):
         self._pending: deque[ConnectRequest] = deque()
         self._ready: deque[Connection] = deque()
         self._waiters: WaitLine[None] = WaitLine()
-        self._clients: weakref.WeakSet[Connection] = weakref.WeakSet()
+        # The oldest first: they are closed in this order.
+        self._clients: weakref.WeakKeyDictionary[Connection, None] = weakref.WeakKeyDictionary()
         self._manual = False  # the program answers the requests
         self._device_removed = False
         self._loop = asyncio.get_running_loop()
@@ -209,7 +210,10 @@ class Listener(Uncopied):
     @property
     def connections(self) -> frozenset[Connection]:
         """The connections of this listener that are not closed, accepted by the program or not."""
-        return frozenset(each for each in self._clients if not each._link.closed)
+        return frozenset(self._open())
+
+    def _open(self) -> list[Connection]:
+        return [each for each in self._clients if not each._link.closed]
 
     def close_clients(self) -> None:
         """Begin to close all connections, as `Connection.close` does; new clients still come.
@@ -218,7 +222,7 @@ class Listener(Uncopied):
             RuntimeError: The listener's event loop runs in another thread; nothing was done.
         """
         check_thread(self._loop, "listener")
-        for connection in self.connections:
+        for connection in self._open():
             connection._begin_close()
 
     def abort_clients(self) -> None:
@@ -228,7 +232,7 @@ class Listener(Uncopied):
             RuntimeError: The listener's event loop runs in another thread; nothing was done.
         """
         check_thread(self._loop, "listener")
-        for connection in self.connections:
+        for connection in self._open():
             connection.abort()
 
     # From the acceptor
@@ -586,7 +590,7 @@ async def _made(
     finally:
         del greeting  # its exception has this frame: a cycle
     request.leave()
-    listener._clients.add(connection)
+    listener._clients[connection] = None
     connection._opened(event.qp_num)
     if hello is None:
         connection.private_data = event.private_data

@@ -227,7 +227,7 @@ class Acceptor:
             patience_s=limits.max_wait_s,
         )
         self.shortages: Shortages = Shortages()
-        self.handshakes: set[asyncio.Task[None]] = set()
+        self.handshakes: dict[asyncio.Task[None], None] = {}  # the oldest first
         self.refused: int = 0
         self.dropped: int = 0
         self.closed: bool = False
@@ -339,11 +339,11 @@ class Acceptor:
         if task is None:
             request.refuse(RefusalReason.BUSY, "the loop is ending")
             return
-        self.handshakes.add(task)
+        self.handshakes[task] = None
         task.add_done_callback(functools.partial(self._over, request))
 
     def _over(self, request: Request, task: asyncio.Task[None]) -> None:
-        self.handshakes.discard(task)
+        self.handshakes.pop(task, None)
         if not request.answered:  # canceled before its first step
             request.refuse(RefusalReason.BUSY, "the listener was closed")
 

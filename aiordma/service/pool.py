@@ -139,8 +139,8 @@ class _Core:
         self._not_before = 0.0  # time of the next attempt
         self._last_error: BaseException | None = None
         self._to_replace = 0
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._openers: set[asyncio.Task[None] | None] = set()  # of these
+        self._tasks: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._openers: dict[asyncio.Task[None] | None, None] = {}  # of these
         self._changed = asyncio.Event()  # a connection was opened, or is free
         self._sweeper: asyncio.TimerHandle | None = None
         self._fill()
@@ -275,8 +275,8 @@ class _Core:
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
         return task
 
     @property
@@ -295,7 +295,7 @@ class _Core:
         wanted = min(self.settings.max_size, max(self._wanted, len(self._live()) + more))
         for _ in range(wanted - there):
             self._opening += 1
-            self._openers.add(self._start(self._open()))
+            self._openers[self._start(self._open())] = None
 
     async def _open(self) -> None:
         settings = self.settings
@@ -326,7 +326,7 @@ class _Core:
                     return
         finally:
             self._opening -= 1
-            self._openers.discard(asyncio.current_task())
+            self._openers.pop(asyncio.current_task(), None)
 
     @property
     def _is_too_many(self) -> bool:

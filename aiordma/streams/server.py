@@ -88,7 +88,8 @@ class RdmaServer(Uncopied, asyncio.AbstractServer):
         self._tls = context
         self._tls_times = tls_times
         # Not a count: Ctrl-C can come between any two steps of the end of a connection.
-        self._clients: weakref.WeakSet[RdmaTransport] = weakref.WeakSet()
+        # The oldest first: they are closed in this order.
+        self._clients: weakref.WeakKeyDictionary[RdmaTransport, None] = weakref.WeakKeyDictionary()
         self._aborting = False
         self.limits = limits
         self._tls_places = Places(
@@ -297,10 +298,10 @@ class RdmaServer(Uncopied, asyncio.AbstractServer):
     # Clients
 
     def _attach(self, transport: RdmaTransport) -> None:
-        self._clients.add(transport)
+        self._clients[transport] = None
 
     def _detach(self, transport: RdmaTransport) -> None:
-        self._clients.discard(transport)
+        self._clients.pop(transport, None)
         self._wake()
 
     def close_clients(self) -> None:
