@@ -333,7 +333,7 @@ class Link(AdapterSide):
             return
         code = self.state.post_read(number, region.addr + offset, length, region.lkey, *remote)
         self.posted += 1
-        self.completions.listen()
+        self.listen()
         self.check(code)
 
     def post_recv(self, slots: Iterable[int]) -> None:
@@ -422,7 +422,7 @@ class Link(AdapterSide):
 
     async def quiesce(self) -> None:
         """As in AdapterSide; flushed requests are not solicited, so that the link listens."""
-        self.completions.listen()
+        self.listen()
         await super().quiesce()
 
     def close(self) -> None:

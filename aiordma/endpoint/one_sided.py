@@ -341,7 +341,7 @@ class Operations:
             self._c.may_read = self._link.qp._read_depth != 0
         self._c.attended = True
         if self._resting is None and not self._link.closed:
-            self._link.completions.listen()
+            self._link.listen()
             self._link.completions.expect(answers=True)
             self._set_timer()
 

@@ -108,7 +108,7 @@ class Sender:
         if waiting != self._listening:
             self._listening = waiting
             if waiting:
-                self._link.completions.listen()
+                self._link.listen()
             else:
                 self._link.completions.unlisten()
 

@@ -145,6 +145,13 @@ class AdapterSide:
 
     # Completions
 
+    def listen(self) -> None:
+        """Have own requests wake the loop; the connection ends if the queue cannot be armed."""
+        try:
+            self.completions.listen()
+        except OSError as exc:
+            self.fail(exc)
+
     def __call__(self, record: WCRecord) -> None:
         """Take a completion of this queue pair; the subclass counts it off `posted`."""
         raise NotImplementedError

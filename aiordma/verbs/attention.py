@@ -32,6 +32,9 @@ def listen(cq: CompletionQueue) -> bool:
 
     Returns:
         Whether that is new; then the caller polls, because completions may be there already.
+
+    Raises:
+        OSError: The queue cannot be armed.
     """
     own = cq._aio
     with _counts:
@@ -39,8 +42,12 @@ def listen(cq: CompletionQueue) -> bool:
         own.solicited = 0
     if own.armed == ARMED_FOR_ALL or not own.managed or cq.closed:
         return bool(own.listeners == 1)
-    own.armed = ARMED_FOR_ALL
-    check_errno(lib.ibv_req_notify_cq(cq._require(), 0), "ibv_req_notify_cq")
+    before, own.armed = own.armed, ARMED_FOR_ALL
+    try:
+        check_errno(lib.ibv_req_notify_cq(cq._require(), 0), "ibv_req_notify_cq")
+    except OSError:
+        own.armed = before
+        raise
     return True
 
 

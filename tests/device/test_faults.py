@@ -225,6 +225,21 @@ async def test_a_send_whose_post_fails_raises(
         await client.send(data, imm)
 
 
+async def test_a_queue_that_cannot_wake_a_wait(pair: Pair, is_siw: bool) -> None:
+    """A wait for own sends arms the queue for all completions; on iWARP it is so already."""
+    client, _ = pair
+    with reported(), faults.fail("ibv_req_notify_cq", errno=errno.EIO) as fault:
+        try:
+            async with asyncio.timeout(20):
+                await client.send(b"x")
+                await client.flush()
+        except aiordma.ConnectionLostError as error:
+            assert "ibv_req_notify_cq: EIO" in str(error)
+        else:
+            assert is_siw
+        assert fault.struck or is_siw
+
+
 @pytest.mark.parametrize("program", [messages, streams])
 @pytest.mark.parametrize("call", POSTING)
 async def test_the_error_names_the_call(program: Program, call: str, address: str) -> None:
