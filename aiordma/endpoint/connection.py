@@ -696,7 +696,8 @@ class Connection(Uncopied):
     async def flush(self) -> None:
         """Wait until every message sent so far has reached the peer's adapter.
 
-        Messages that have reached it count, although the connection has ended since.
+        Messages that have reached it count, although the connection has ended since.  If it ends
+        while a large message is under way, those behind that one are lost with it all the same.
 
         Raises:
             ConnectionLostError: It broke, or the peer closed it, before all of them had, as far as
