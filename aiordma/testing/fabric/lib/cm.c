@@ -204,6 +204,7 @@ static struct fabric_cm_message message_of(const struct fabric_id *id, enum mess
     message.rnr_retries = id->rnr_retries;
     message.srq = id->srq;
     message.mtu = id->mtu;
+    message.tos = id->tos;
     memcpy(&message.source, &id->ibv.route.addr.src_addr, sizeof(message.source));
     memcpy(&message.destination, &id->ibv.route.addr.dst_addr, sizeof(message.destination));
     return message;
@@ -584,6 +585,7 @@ static void request_take(struct fabric_id *listener, const struct fabric_packet 
     id->remote_qpn = message->qpn;
     id->remote_psn = message->psn;
     id->mtu = smaller(fabric_cm_mtu(), message->mtu);
+    id->tos = message->tos; /* one class for both directions */
     id->retries = message->retries;
     id->rnr_retries = message->rnr_retries;
     /* What the peer asks for; rdma_accept() may take less. */

@@ -36,7 +36,7 @@ enum {
 struct fabric_cm_message {
     uint8_t type, reason;
     uint8_t responder_resources, initiator_depth, flow_control, retries, rnr_retries, srq;
-    uint8_t mtu, data_length;
+    uint8_t mtu, tos, data_length;
     uint16_t space;
     uint32_t from, to; /* ids; to: 0 in a request */
     uint32_t qpn, psn, qkey;
@@ -79,7 +79,7 @@ struct fabric_id {
     struct fabric_device *peer;
     uint32_t qpn, psn, remote_qpn, remote_psn, remote_qkey;
     uint8_t responder_resources, initiator_depth, flow_control, retries, rnr_retries, srq, mtu;
-    uint8_t ack_timeout;
+    uint8_t ack_timeout, tos;
 
     /* What is sent again until it is answered. */
     struct fabric_timer timer;

@@ -67,6 +67,7 @@ int fabric_cm_qp_attr(struct fabric_id *id, struct ibv_qp_attr *attr, int *mask)
         index = fabric_gid_index(id->device, &id->ibv.route.addr.src_addr);
         attr->ah_attr.grh.sgid_index = (uint8_t)(index < 0 ? 0 : index);
         attr->ah_attr.grh.hop_limit = 64;
+        attr->ah_attr.grh.traffic_class = id->tos;
         if (id->peer)
             attr->ah_attr.dlid = id->peer->lid;
         attr->path_mtu = id->mtu;

@@ -386,7 +386,10 @@ FABRIC_API int rdma_set_option(struct rdma_cm_id *ibv, int level, int name, void
     fabric_lock();
     switch (name) {
     case RDMA_OPTION_ID_TOS:
-        error = size == sizeof(uint8_t) ? 0 : EINVAL;
+        if (size != sizeof(uint8_t))
+            error = EINVAL;
+        else
+            id->tos = *(uint8_t *)value;
         break;
     case RDMA_OPTION_ID_REUSEADDR:
         if (size != sizeof(int) || id->state != FABRIC_CM_IDLE)
