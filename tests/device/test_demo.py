@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.device.shared import name_of_device
+
 # Programs of their own, on the loop that they are told.
 pytestmark = [pytest.mark.device, pytest.mark.program]
 
@@ -47,9 +49,9 @@ def test_the_report_has_every_line(loop_name: str, is_siw: bool) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     for line in (
         r"sending .* 100 % .*",
-        rf"device +{'siw0' if is_siw else 'rxe0'} .*",
+        rf"device +{name_of_device(is_siw)} .*",
         r"port +1",
-        r"GID +\S+:\S+ \(index \d+, (RoCE v2|iWARP)\)",
+        r"GID +\S+:\S+ \(index \d+, (RoCE v[12]|iWARP)\)",
         r"link layer +Ethernet",
         r"engine +(uml|qemu|host)",
         rf"event loop +{loop_name}",

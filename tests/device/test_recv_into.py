@@ -298,7 +298,11 @@ async def test_both_ends_at_once(fetching: Pair) -> None:
 @pytest.mark.parametrize("size", [300_000, 3 * MIB])
 async def test_a_peer_that_changes_the_bytes_meanwhile(address: str, size: int) -> None:
     """The checksum of the sender is of other bytes; what came stays in the buffer, unheeded."""
-    config = ConnectionConfig(rendezvous_threshold=0, receive_buffer_size=1, check_large=True)  # none comes ahead
+    config = ConnectionConfig(
+        rendezvous_threshold=0,
+        receive_buffer_size=1,  # none comes ahead
+        check_large=True,
+    )
     async with paired(address, config) as (client, server):
         array, data = np.zeros(size, "u1"), bytearray(size)
         await asyncio.gather(client.send(b"first"), server.recv_into(array))

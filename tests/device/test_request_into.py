@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import random
 import sys
@@ -260,13 +261,14 @@ async def test_memory_that_the_kernel_does_not_register(
 async def test_an_answer_that_was_damaged(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its bytes are not those of the checksum: the connection ends, as without `into`."""
     data = bytearray(3 * MIB)
+    config = dataclasses.replace(FETCHED, check_large=True)
 
     async def serve(request: aiordma.Request) -> bytearray:
         return data
 
     async with (
-        aiordma.serve_requests(serve, address, 0, config=FETCHED) as server,
-        aiordma.connect(address, server.port, config=FETCHED) as client,
+        aiordma.serve_requests(serve, address, 0, config=config) as server,
+        aiordma.connect(address, server.port, config=config) as client,
     ):
         link = link_of(client)
         real = type(link).post_read

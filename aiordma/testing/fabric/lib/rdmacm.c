@@ -451,6 +451,23 @@ static void device_set(struct fabric_id *id, struct fabric_device *device)
     id->device = device;
     id->ibv.verbs = fabric_cm_context(device);
     id->ibv.port_num = 1;
+    if (!is_any(&id->ibv.route.addr.src_addr))
+        fabric_address_to_gid(&id->ibv.route.addr.src_addr, &id->ibv.route.addr.addr.ibaddr.sgid);
+}
+
+/* Whether the machine has an address, though no adapter does. */
+static bool is_local(const struct sockaddr *address)
+{
+    struct sockaddr_storage copy = {0};
+    int fd = socket(address->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    bool local;
+
+    memcpy(&copy, address, address_length(address));
+    *port_place((struct sockaddr *)&copy) = 0;
+    local = fd >= 0 && !bind(fd, (struct sockaddr *)&copy, address_length(address));
+    if (fd >= 0)
+        close(fd);
+    return local;
 }
 
 /* The lock is held. An errno, or 0. */
@@ -466,7 +483,7 @@ static int bind_to(struct fabric_id *id, const struct sockaddr *address)
     if (!address_length(address))
         return EINVAL;
     if (!is_any(address) && !(device = fabric_device_of_address(address)))
-        return EADDRNOTAVAIL;
+        return is_local(address) ? ENODEV : EADDRNOTAVAIL;
     memcpy(&id->ibv.route.addr.src_storage, address, address_length(address));
     port.family = (uint8_t)address->sa_family;
     port.any = is_any(address);
