@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import re
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -228,6 +229,7 @@ def impatient_tcp() -> Iterator[None]:
     retries.write_text(before)
 
 
+@pytest.mark.kernel  # an address that takes long to fail: in the fabric each is known, or fails at once
 @pytest.mark.usefixtures("impatient_tcp")
 async def test_a_dead_address_costs_the_head_start(address: str, known: dict[str, Any]) -> None:
     known["half-dead"] = [NOBODY, address]
@@ -277,12 +279,14 @@ async def test_all_addresses_fail(address: str, known: dict[str, Any], is_siw: b
         await aiordma.connect("all-wrong", 9)
     text = str(caught.value)
     assert "no address of all-wrong could be connected to on port " in text
-    for part_ in ("192.0.2.1: rdma_resolve_addr: ENETUNREACH", f"{address}: ", f"{ADDRESS_V6}: "):
+    # In the call, or by the event that ends it: rdma_resolve_addr(3) allows for both.
+    assert re.search(r"192\.0\.2\.1: (rdma_resolve_addr|ADDR_ERROR): ENETUNREACH", text)
+    for part_ in (f"{address}: ", f"{ADDRESS_V6}: "):
         assert part_ in text
     assert isinstance(caught.value.__cause__, ExceptionGroup)
     kinds = [type(error) for error in caught.value.__cause__.exceptions]
-    rejected = aiordma.ConnectionRejectedError
-    assert sorted(kinds, key=str) == sorted([aiordma.RdmaOSError, rejected, rejected], key=str)
+    assert len(kinds) == 3
+    assert kinds.count(aiordma.ConnectionRejectedError) == 2
     assert caught.value.status == (-errno.ECONNREFUSED if is_siw else 8)
 
 
@@ -435,11 +439,11 @@ async def test_errors_of_connects_and_listeners_name_host_and_port(address: str)
     for connect in (aiordma.connect, aiordma.open_connection):
         for host, words in (
             (address, "connection rejected"),
-            ("192.0.2.1", "rdma_resolve_addr: ENETUNREACH"),
-            ("127.0.0.1", "rdma_resolve_"),
+            ("192.0.2.1", "(rdma_resolve_addr|ADDR_ERROR): ENETUNREACH"),
+            ("127.0.0.1", "connection rejected" if address == "127.0.0.1" else "rdma_resolve_"),
         ):
             text = await failing(connect(host, 9, timeout=20))
-            assert text.startswith(f"{host} port 9: {words}"), text
+            assert re.match(f"{re.escape(host)} port 9: {words}", text), text
             assert text.count(host) == 1 or host == "127.0.0.1", text
     for listening in (aiordma.listen("192.0.2.1", 9), serve("192.0.2.1", 9)):
         text = await failing(listening)

@@ -105,6 +105,7 @@ async def test_g02_newcomers_get_in_beside_half_open_clients(address: str) -> No
         await until(lambda: not acceptor_of(listener).places.open, 20)
 
 
+@pytest.mark.kernel  # counts what is pinned: the fabric pins nothing
 async def test_g02_g09_half_open_clients_pin_no_more_than_their_budget(address: str) -> None:
     """Whatever they send, and for no longer than a handshake may take."""
     each = plan_of(DEFAULTS).pinned
@@ -441,6 +442,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.kernel  # the fabric needs a descriptor itself for each process that it meets
 async def test_g11_a_listener_without_descriptors_neither_spins_nor_goes_deaf(
     address: str, caplog: pytest.LogCaptureFixture
 ) -> None:

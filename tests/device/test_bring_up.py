@@ -236,7 +236,11 @@ async def test_completions_come_to_an_iterator() -> None:
         assert [(await anext(one.cq)).wr_id for _ in range(8)] == list(range(100, 108))
 
 
-@pytest.mark.parametrize("kind", [QPType.UC, QPType.RC])
+@pytest.mark.parametrize(
+    "kind",
+    # The fabric has no unreliable connections.
+    [pytest.param(QPType.UC, marks=pytest.mark.kernel), QPType.RC],
+)
 async def test_connected_services(kind: QPType) -> None:
     async with connected(qp_type=kind) as (one, other):
         source, target = one.region(bytearray(TEXT)), other.region(len(TEXT))
@@ -501,6 +505,7 @@ def second_address(address: str) -> Iterator[tuple[bytes, Callable[[], object]]]
             ip("address", "del", *words)
 
 
+@pytest.mark.kernel  # an address of a network card goes away
 async def test_an_address_that_goes_is_named(address: str) -> None:
     async with hand_made() as (one, two):
         with second_address(address) as (gid, take_away):

@@ -290,10 +290,9 @@ void fabric_send_datagram(struct fabric_qp *qp, struct fabric_wqe *wqe)
     struct fabric_device *to;
     enum ibv_wc_status status = IBV_WC_SUCCESS;
 
-    if (wqe->length > (uint64_t)fabric_profile.mtu)
-        status = IBV_WC_LOC_LEN_ERR;
-    else if ((packet = datagram_new(qp, wqe)) &&
-             fabric_gather(qp, wqe, 0, packet->bytes, wqe->length))
+    /* What is longer than the MTU is never sent, and the book forbids an error for it (C10-93.1.1). */
+    if (wqe->length <= (uint64_t)fabric_profile.mtu && (packet = datagram_new(qp, wqe)) &&
+        fabric_gather(qp, wqe, 0, packet->bytes, wqe->length))
         status = IBV_WC_LOC_PROT_ERR;
     if (status != IBV_WC_SUCCESS) {
         free(packet);
@@ -383,6 +382,16 @@ static bool take_buffer(struct fabric_qp *qp, struct fabric_recv *into)
     return true;
 }
 
+static uint64_t room_of(const struct fabric_recv *recv)
+{
+    uint64_t room = 0;
+    unsigned i;
+
+    for (i = 0; i < recv->sges; i++)
+        room += recv->sge[i].length;
+    return room;
+}
+
 static void datagram_take(struct fabric_qp *qp, const struct fabric_packet *packet)
 {
     const struct fabric_header *header = &packet->header;
@@ -395,18 +404,19 @@ static void datagram_take(struct fabric_qp *qp, const struct fabric_packet *pack
     static const union ibv_gid NONE;
     unsigned char grh[GRH];
     struct fabric_recv recv;
-    uint64_t room = 0;
-    unsigned i;
 
     if ((qp->ibv.state != IBV_QPS_RTR && qp->ibv.state != IBV_QPS_RTS &&
          qp->ibv.state != IBV_QPS_SQD && qp->ibv.state != IBV_QPS_SQE) ||
-        qp->attr.qkey != header->qkey || !take_buffer(qp, &recv))
+        qp->attr.qkey != header->qkey)
+        return;
+    /* A message that does not fit is dropped, and its buffer stays for the next one: class D. */
+    if (!qp->srq && qp->recvs.count && room_of(&qp->recvs.items[qp->recvs.head]) < wc.byte_len)
+        return;
+    if (!take_buffer(qp, &recv))
         return;
     wc.wr_id = recv.wr_id;
-    for (i = 0; i < recv.sges; i++)
-        room += recv.sge[i].length;
-    if (room < wc.byte_len) {
-        /* The message does not fit: the buffer is used up, and the queue pair is in error. */
+    if (room_of(&recv) < wc.byte_len) {
+        /* That of a shared queue cannot be put back, and comes back in error: class E. */
         wc.status = IBV_WC_LOC_LEN_ERR;
         fabric_complete(qp->recv_cq, &wc, true);
         fabric_qp_error(qp);
