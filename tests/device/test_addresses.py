@@ -229,7 +229,7 @@ def impatient_tcp() -> Iterator[None]:
     retries.write_text(before)
 
 
-@pytest.mark.kernel  # an address that takes long to fail: in the fabric each is known, or fails at once
+@pytest.mark.kernel  # an address fails after a while: in the fabric it does so at once
 @pytest.mark.usefixtures("impatient_tcp")
 async def test_a_dead_address_costs_the_head_start(address: str, known: dict[str, Any]) -> None:
     known["half-dead"] = [NOBODY, address]

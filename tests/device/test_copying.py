@@ -25,6 +25,7 @@ import pytest
 from aiordma.cli.__main__ import main
 from aiordma.cli.ports import DEFAULT_PORT
 from tests.device.commands import running
+from tests.device.shared import name_of_device
 from tests.device.terminal import CTRL_C, plain, terminal
 
 # Processes of their own, whatever the tests' loop: once on each device is enough.
@@ -122,7 +123,7 @@ def test_there_and_back(address: str, tmp_path: Path, cp: Copy) -> None:
         assert (status, err) == (0, "")
         told = json.loads(out)
         assert (told["ok"], told["bytes"], told["sha256"]) == (True, LARGE, want)
-        assert (told["backend"], told["device"]) == ("rdma", "rxe0")
+        assert (told["backend"], told["device"]) == ("rdma", name_of_device(is_siw=False))
         assert same(tmp_path / "there", server.folder / "file")
         said = server.line()
         assert (said["event"], said["name"], said["sha256"]) == ("put", "file", want)

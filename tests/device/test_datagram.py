@@ -24,6 +24,7 @@ from aiordma.verbs import (
     WCFlags,
 )
 from tests.device.datagrams import UDEnd, bound, next_request, routed
+from tests.device.shared import OVER_FABRIC
 from tests.device.stepping import every_step, run_canceled
 from tests.inside.verbs import change_rules
 from tests.native_ends import beside
@@ -260,7 +261,7 @@ async def test_what_does_not_fit_the_receive_is_dropped(end: UDEnd, address: str
 
 
 async def test_the_header_of_a_device_that_talks_to_itself(end: UDEnd, address: str) -> None:
-    """Soft-RoCE leaves out the checksum of its IPv4 header."""
+    """Soft-RoCE leaves out the checksum of its IPv4 header; an adapter does not."""
     assert end.cm_id.context is not None
     handle = await AddressHandle.create(end.pd, AHAttributes.to(end.cm_id.context, address))
     receiving = await end.receiving()
@@ -269,7 +270,7 @@ async def test_the_header_of_a_device_that_talks_to_itself(end: UDEnd, address: 
     ip = header.raw[20:]
     assert ip[0] == 0x45
     total = sum(int.from_bytes(ip[i : i + 2], "big") for i in range(0, 20, 2))
-    assert (total & 0xFFFF) + (total >> 16) != 0xFFFF
+    assert ((total & 0xFFFF) + (total >> 16) == 0xFFFF) is OVER_FABRIC
     assert not header.is_multicast
     handle.close()
 
@@ -305,7 +306,7 @@ async def test_bad_requests_are_refused_at_the_call(
         await end.qp.send(piece, **{**to, "remote_qkey": -1})  # type: ignore[arg-type]
     with pytest.raises(aiordma.NotSupportedError, match="RDMA_WRITE"):
         end.qp.post_send(SendWR(sg_list=[piece], opcode=Opcode.RDMA_WRITE, **to))  # type: ignore[arg-type]
-    with pytest.raises(OSError, match="ibv_create_ah: ENODATA"):
+    with pytest.raises(OSError, match="ibv_create_ah: (ENODATA|EINVAL)"):
         AddressHandle(end.pd, AHAttributes(dgid=handle.attr.dgid, sgid_index=200))
     with pytest.raises(OSError, match="EADDRNOTAVAIL"):
         AHAttributes.to(context, address, port_num=2)

@@ -17,6 +17,7 @@ from aiordma.cli.echo_orders import parse_order
 from aiordma.cli.ports import DEFAULT_PORT
 from tests.device.commands import COMMAND, Done, aiordma_beside, running
 from tests.device.commands import aiordma as command
+from tests.device.shared import name_of_device
 from tests.device.terminal import plain, terminal
 
 pytestmark = [pytest.mark.device, pytest.mark.program]
@@ -37,7 +38,7 @@ def checks(done: Done) -> dict[str, dict[str, str]]:
 
 
 def test_all_is_well(address: str, is_siw: bool) -> None:
-    device = "siw0" if is_siw else "rxe0"
+    device = name_of_device(is_siw)
     with running("echo", "--host", address) as echo:
         echo.line()
         done = command("doctor", address)

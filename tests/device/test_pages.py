@@ -19,6 +19,7 @@ import pytest
 import aiordma
 from tests.device.ends import connected
 from tests.device.meeting import paired
+from tests.device.shared import name_of_device
 from tests.device.shell import Shell
 from tests.pages import Block, blocks, pages, steps
 
@@ -33,7 +34,7 @@ RUN = [page for page in pages() if any(block.is_general for block in blocks(page
 
 @pytest.fixture
 def shell(tmp_path: Path, address: str, is_siw: bool) -> Iterator[Shell]:
-    device = "siw0" if is_siw else DEVICE_THERE
+    device = name_of_device(is_siw)
     shell = Shell(tmp_path, {ADDRESS_THERE: address, DEVICE_THERE: device})
     yield shell
     shell.kill()

@@ -26,6 +26,7 @@ from tests.device.commands import (
     running,
 )  # fmt: skip
 from tests.device.commands import aiordma as command
+from tests.device.shared import name_of_device
 from tests.device.terminal import CTRL_C, plain, terminal
 from tests.native_ends import beside
 
@@ -48,7 +49,7 @@ def echo(address: str) -> Iterator[Running]:
 
 @pytest.fixture
 def device(is_siw: bool) -> str:
-    return "siw0" if is_siw else "rxe0"
+    return name_of_device(is_siw)
 
 
 def matches(text: str, *patterns: str) -> None:

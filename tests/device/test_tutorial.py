@@ -14,6 +14,7 @@ import pytest
 
 import aiordma
 from tests.device.meeting import meet, part
+from tests.device.shared import name_of_device
 
 pytestmark = pytest.mark.device
 
@@ -46,7 +47,7 @@ def test_the_first_program(tmp_path: Path, address: str, is_siw: bool) -> None:
         [sys.executable, "-W", "error", path],
         capture_output=True, check=False, text=True, timeout=LIMIT_S,
     )  # fmt: skip
-    device = "siw0" if is_siw else "rxe0"
+    device = name_of_device(is_siw)
     assert (done.stdout, done.stderr) == (f"b'hello' over {device}\n", "")
 
 
