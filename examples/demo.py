@@ -204,7 +204,7 @@ async def run(options: argparse.Namespace, address: str) -> Result:
         server_process(options, address) as port,
         aiordma.connect(address, port) as conn,
     ):
-        for name in ("device", "port", "gid", "link_layer", "mtu"):
+        for name in ("device", "port", "gid", "gid_index", "link_layer", "mtu"):
             result.path[name] = conn.get_extra_info(name)
         await send_file(conn, options, result)
         await ping(conn, options.pings, result)
@@ -219,7 +219,7 @@ def gid_text(path: dict[str, Any]) -> str:
                 for entry in context.gid_table():
                     # iWARP connections use no GID: there the port's first GID is shown.
                     if entry.port == path["port"] and (
-                        entry.gid == path["gid"] or context.is_iwarp
+                        entry.index == path["gid_index"] or context.is_iwarp
                     ):
                         kind = "iWARP" if context.is_iwarp else GID_TYPES.get(entry.type, "?")
                         text = socket.inet_ntop(socket.AF_INET6, entry.gid)

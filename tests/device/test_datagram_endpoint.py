@@ -14,6 +14,7 @@ import pytest
 
 import aiordma
 from aiordma import DatagramAddress, create_datagram_endpoint, metrics
+from aiordma.testing.softroce.network import ADDRESS_V6
 from tests.device.datagrams import Echo, Recorder, endpoint, where
 from tests.device.forking import in_child, outcome, refusals, silences
 from tests.device.shared import OVER_FABRIC, name_of_device
@@ -250,9 +251,7 @@ async def test_a_wildcard_stands_for_the_one_device(address: str) -> None:
 
 
 async def test_ipv6(address: str) -> None:
-    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
-        probe.connect(("fd80::99", 1))  # sends nothing
-        host = probe.getsockname()[0]
+    host = ADDRESS_V6
     async with (
         endpoint(Echo, (host, 0)) as server,
         endpoint(Recorder, remote_addr=where(server)) as client,

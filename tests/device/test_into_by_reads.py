@@ -24,6 +24,7 @@ pytestmark = pytest.mark.device
 DEADLINE_S = 3.0
 
 
+@pytest.mark.kernel  # in the fabric it is the processor that writes
 @pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.parametrize("call", ["recv_into", "request"])
 async def test_the_processor_does_not_write_to_it(

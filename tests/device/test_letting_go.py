@@ -396,7 +396,7 @@ async def _given_up(address: str) -> None:
 
 
 async def _nowhere_to_listen(address: str) -> None:
-    hosts = ["192.0.2.1", "192.0.2.2"]
+    hosts = ["192.0.2.1", "198.51.100.1"]
     await fails(aiordma.RdmaOSError, lambda: aiordma.start_server(lambda *_: None, hosts, 0))
 
 

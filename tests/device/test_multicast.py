@@ -153,6 +153,7 @@ async def test_a_group_as_the_remote_address(three: list[Recorder], address: str
     await transport.wait_closed()
 
 
+@pytest.mark.kernel  # /proc/net/igmp
 async def test_the_network_is_told(events: EventChannel, address: str) -> None:
     end = UDEnd(bound(events, address))
     assert not joined(GROUP)

@@ -595,8 +595,7 @@ static void request_take(struct fabric_id *listener, const struct fabric_packet 
         smaller(message->responder_resources, (unsigned)fabric_profile.max_qp_init_rd_atom);
     memcpy(&id->ibv.route.addr.src_addr, &message->destination, sizeof(message->destination));
     memcpy(&id->ibv.route.addr.dst_addr, &message->source, sizeof(message->source));
-    fabric_address_to_gid(&id->ibv.route.addr.src_addr, &id->ibv.route.addr.addr.ibaddr.sgid);
-    fabric_address_to_gid(&id->ibv.route.addr.dst_addr, &id->ibv.route.addr.addr.ibaddr.dgid);
+    fabric_cm_gids(id);
     id->listener = listener;
     listener->waiting++;
     event->ibv.listen_id = &listener->ibv;
@@ -831,8 +830,9 @@ void fabric_cm_leave(struct fabric_id *id)
     case FABRIC_CM_ANSWERED:
     case FABRIC_CM_ACCEPTED:
     case FABRIC_CM_CONNECTING:
-        if (id->state == FABRIC_CM_CONNECTING && fabric_cm_is_datagram(id))
-            break; /* a question is not taken back */
+        /* The book has no message with which one who asks for a datagram service gives up. */
+        if (fabric_cm_is_datagram(id) && id->state == FABRIC_CM_CONNECTING)
+            break;
         fabric_cm_reject(id, NULL, 0,
                          id->state == FABRIC_CM_CONNECTING ? FABRIC_REJECT_TIMEOUT
                                                            : FABRIC_REJECT_CONSUMER);

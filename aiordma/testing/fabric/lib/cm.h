@@ -136,6 +136,9 @@ struct ibv_context *fabric_cm_context(struct fabric_device *device);
 struct fabric_qp *fabric_cm_qp(const struct fabric_id *id);
 /* An errno, or 0: to RTR and RTS. */
 int fabric_cm_qp_connect(struct fabric_id *id);
+/* The GIDs that an id shows are those of its addresses, as soon as it has an adapter. */
+void fabric_cm_gids(struct fabric_id *id);
+
 void fabric_cm_gid_of_peer(const struct fabric_id *id, union ibv_gid *gid);
 /* The MTU of the port. */
 uint8_t fabric_cm_mtu(void);

@@ -37,8 +37,8 @@ int fabric_cm_qp_attr(struct fabric_id *id, struct ibv_qp_attr *attr, int *mask)
         attr->qp_access_flags = 0;
         return 0;
     }
-    if (id->state == FABRIC_CM_ENDED) /* the client has left, for instance */
-        return EINVAL;
+    if (id->state == FABRIC_CM_ENDED)
+        return EINVAL; /* the peer has left, and nothing is known any more */
     switch (attr->qp_state) {
     case IBV_QPS_INIT:
         *mask = IBV_QP_STATE | (fabric_profile.iwarp ? 0 : IBV_QP_PKEY_INDEX | IBV_QP_PORT);

@@ -457,9 +457,9 @@ void fabric_datagram_arrived(struct fabric_packet *packet)
     for (item = all_members()->next; item != &members; item = item->next) {
         struct member *member = FABRIC_CONTAINER(item, struct member, links);
 
-        /* The sender itself is a member like others, unless the packet is its own. */
-        if (!memcmp(&member->gid, &header->to_gid, sizeof(member->gid)) &&
-            member->qp->ibv.qp_num != header->from_qpn)
+        /* The sender itself is a member like others: to leave it out, a flag is asked for at its
+         * making (IBV_QP_CREATE_BLOCK_SELF_MCAST_LB), which the fabric does not offer. */
+        if (!memcmp(&member->gid, &header->to_gid, sizeof(member->gid)))
             datagram_take(member->qp, packet);
     }
 }

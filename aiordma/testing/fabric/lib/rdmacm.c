@@ -446,13 +446,21 @@ static uint16_t *port_place(struct sockaddr *address)
                                          : &((struct sockaddr_in6 *)address)->sin6_port;
 }
 
+void fabric_cm_gids(struct fabric_id *id)
+{
+    struct rdma_addr *addr = &id->ibv.route.addr;
+
+    fabric_address_to_gid(&addr->src_addr, &addr->addr.ibaddr.sgid);
+    if (addr->dst_addr.sa_family)
+        fabric_address_to_gid(&addr->dst_addr, &addr->addr.ibaddr.dgid);
+    addr->addr.ibaddr.pkey = 0xffff;
+}
+
 static void device_set(struct fabric_id *id, struct fabric_device *device)
 {
     id->device = device;
     id->ibv.verbs = fabric_cm_context(device);
     id->ibv.port_num = 1;
-    if (!is_any(&id->ibv.route.addr.src_addr))
-        fabric_address_to_gid(&id->ibv.route.addr.src_addr, &id->ibv.route.addr.addr.ibaddr.sgid);
 }
 
 /* Whether the machine has an address, though no adapter does. */
@@ -501,8 +509,10 @@ static int bind_to(struct fabric_id *id, const struct sockaddr *address)
     }
     id->has_port = true;
     *port_place(own) = htons(port.port);
-    if (device)
+    if (device) {
         device_set(id, device);
+        fabric_cm_gids(id);
+    }
     id->state = FABRIC_CM_BOUND;
     return 0;
 }
@@ -576,6 +586,7 @@ static int resolve_address(struct fabric_id *id, const struct sockaddr *source,
                                          ? &addr->dst_addr
                                          : (struct sockaddr *)&id->device->addresses[0]);
     }
+    fabric_cm_gids(id);
     id->state = FABRIC_CM_ADDRESS;
     fabric_cm_tell(id, RDMA_CM_EVENT_ADDR_RESOLVED, 0);
     return 0;
@@ -620,9 +631,6 @@ static int resolve_route(struct fabric_id *id)
     free(route->path_rec);
     route->path_rec = path;
     route->num_paths = 1;
-    route->addr.addr.ibaddr.sgid = path->sgid;
-    route->addr.addr.ibaddr.dgid = path->dgid;
-    route->addr.addr.ibaddr.pkey = 0xffff;
     id->state = FABRIC_CM_ROUTE;
     fabric_cm_tell(id, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
     return 0;
