@@ -119,6 +119,31 @@ def _device(
     )
 
 
+def _over_fabric(profile: str, loop: str) -> Stage:
+    """Return the stage of the device tests over the fabric, where an adapter is like this profile.
+
+    What needs the kernel has the mark `kernel`; the rest needs no guest, and waits for none.
+    """
+    name = f"fabric-{profile}"
+    fabric = ("-m", "aiordma_fabric", f"--profile={profile}", f"--addresses={FABRIC_ADDRESSES}")
+    tests = f"{_SPECIAL} and not kernel and not siw and {_OF_THE_LOOP}"
+    return Stage(
+        name,
+        f"the device tests over the fabric, an adapter like {profile}, on {loop}",
+        (
+            *(sys.executable, *fabric, "--"),
+            *_pytest(name, ALL_TESTS, f"--loop={loop}", "-m", tests),
+        ),
+        limit_s=900,
+        must_run=True,
+        pytest=True,
+        env={
+            "AIORDMA_SOFTROCE_ADDR": FABRIC_ADDRESSES.partition(",")[0],
+            "AIORDMA_SOFTROCE_DEVICE": "rxe",  # the tests' name for RoCE
+        },
+    )
+
+
 def _sanitized(
     name: str, about: str, kinds: str, *arguments: str, limit_s: float, after: str = ""
 ) -> Stage:
@@ -278,6 +303,10 @@ _BETWEEN = tuple(
 #: For five processes, and arrays of more than 256 MiB; pages that no process uses are not taken.
 DASK_MEMORY = ("--memory", "3G")
 ALL_TESTS = "tests/device"
+#: One that sockets have, too, and those of softroce.
+FABRIC_ADDRESSES = "127.0.0.1,10.80.0.1,fd80::1"
+#: Profiles of adapters, each on one loop, so that both loops occur.
+FABRIC_PROFILES = {"standard": "asyncio", "mlx5": "uvloop", "irdma": "asyncio"}
 
 
 def _marked(mark: str, *, but: str = "") -> tuple[str, ...]:
@@ -341,6 +370,7 @@ STAGES: tuple[Stage, ...] = (
         "tests/fabric",
         limit_s=600,
     ),
+    *(_over_fabric(profile, loop) for profile, loop in FABRIC_PROFILES.items()),
     Stage(
         "simulation",
         "servers and clients in a simulated world, in orders and with faults that a seed chooses",

@@ -306,7 +306,7 @@ async def test_bad_requests_are_refused_at_the_call(
         await end.qp.send(piece, **{**to, "remote_qkey": -1})  # type: ignore[arg-type]
     with pytest.raises(aiordma.NotSupportedError, match="RDMA_WRITE"):
         end.qp.post_send(SendWR(sg_list=[piece], opcode=Opcode.RDMA_WRITE, **to))  # type: ignore[arg-type]
-    with pytest.raises(OSError, match="ibv_create_ah: (ENODATA|EINVAL)"):
+    with pytest.raises(OSError, match=r"ibv_create_ah: (ENODATA|EINVAL)"):
         AddressHandle(end.pd, AHAttributes(dgid=handle.attr.dgid, sgid_index=200))
     with pytest.raises(OSError, match="EADDRNOTAVAIL"):
         AHAttributes.to(context, address, port_num=2)
