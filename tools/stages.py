@@ -126,7 +126,8 @@ def _over_fabric(profile: str, loop: str) -> Stage:
     """
     name = f"fabric-{profile}"
     fabric = ("-m", "aiordma_fabric", f"--profile={profile}", f"--addresses={FABRIC_ADDRESSES}")
-    tests = f"{_SPECIAL} and not kernel and not siw and {_OF_THE_LOOP}"
+    without = "kernel or siw or shared_queue" if profile == "irdma" else "kernel or siw"
+    tests = f"{_SPECIAL} and not ({without}) and {_OF_THE_LOOP}"
     return Stage(
         name,
         f"the device tests over the fabric, an adapter like {profile}, on {loop}",

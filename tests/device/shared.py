@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import aiordma
+from aiordma.verbs import AtomicCap, DeviceAttributes
 from aiordma.verbs.comp_channel import CompletionChannel
 from tests.device.oracle import adapter_objects, rdma_descriptors, settle, until
 
@@ -30,6 +31,17 @@ def name_of_device(is_siw: bool) -> str:
     if OVER_FABRIC:
         return aiordma.devices()[0].name
     return "siw0" if is_siw else "rxe0"
+
+
+def attributes() -> DeviceAttributes:
+    """What the device can do: adapters differ, and so do the profiles of the fabric."""
+    with aiordma.devices()[0].open() as context:
+        return context.attributes
+
+
+def has_atomics() -> bool:
+    """Whether the device has atomic operations."""
+    return attributes().atomic_cap != AtomicCap.NONE
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -38,6 +38,7 @@ from aiordma.verbs import (
 from tests.device.closing import Hall
 from tests.device.meeting import Pair
 from tests.device.oracle import until
+from tests.device.shared import attributes
 from tests.inside.endpoint import iterators_of, link_of
 from tests.inside.verbs import read_device_events, subscriptions
 
@@ -258,7 +259,7 @@ async def test_native_waits_on_a_device_that_ends(
     assert context is not None
     watching = asyncio.create_task(_collect(DeviceEvents(context)))
     srq = low = None
-    if not is_siw:
+    if not is_siw and attributes().max_srq:
         srq = SharedReceiveQueue(client["pd"], max_wr=4)  # type: ignore[arg-type]
         srq.post_recv(RecvWR(wr_id=1))
         low = asyncio.create_task(srq.low_water(1))

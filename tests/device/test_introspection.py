@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import aiordma
-from tests.device.shared import IS_SIW
+from tests.device.shared import has_atomics
 
 pytestmark = [pytest.mark.device, pytest.mark.smoke]
 
@@ -166,14 +166,14 @@ async def _fill(connection: Any) -> None:
 async def test_one_sided_and_connects(address: str) -> None:
     """They end soon: they are looked at in the turn in which they begin to wait."""
     async with meeting(address) as (listener, client, server):
-        lease = server.expose(64, read=True, write=True, atomic=not IS_SIW)
+        lease = server.expose(64, read=True, write=True, atomic=has_atomics())
         remote = await lease.__aenter__()
         calls: dict[str, Work] = {
             "read": lambda: client.read(remote, bytearray(8)),
             "write": lambda: client.write(remote, b"12345678"),
             "connect": lambda: aiordma.connect(address, listener.port),
         }
-        if not IS_SIW:
+        if has_atomics():
             calls["fetch_add"] = lambda: client.fetch_add(remote, 1)
             calls["compare_swap"] = lambda: client.compare_swap(remote, 1, 2)
         for call in calls.values():

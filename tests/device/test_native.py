@@ -27,6 +27,7 @@ from aiordma.verbs import (
     SendWR,
     WCStatus,
 )
+from tests.device.shared import has_atomics
 from tests.native_ends import End, joined, listening, next_event, resolved
 
 pytestmark = pytest.mark.device
@@ -283,14 +284,14 @@ async def test_an_unknown_status_is_no_crash() -> None:
     assert EventType(99).name == "UNKNOWN_99"
 
 
-async def test_atomics(native: Native, is_siw: bool) -> None:
+async def test_atomics(native: Native) -> None:
     client, server = native.client, native.server
     result = SGE(client.mr, 0, 8)
     access = Access.LOCAL_WRITE | Access.REMOTE_ATOMIC
     with MemoryRegion(server.pd, 64, access) as region:
         region.view[:8] = (40).to_bytes(8, "little")
         adding = client.qp.fetch_add(result, region.addr, region.rkey, 2)
-        if is_siw:  # iWARP has no atomics
+        if not has_atomics():
             with pytest.raises(aiordma.NotSupportedError, match="ATOMIC_FETCH_AND_ADD"):
                 await adding
             return

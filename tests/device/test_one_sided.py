@@ -21,6 +21,7 @@ from aiordma import RemoteRegion
 from aiordma.verbs import SGE, Access
 from tests.device.meeting import Pair, are_alive, paired
 from tests.device.oracle import until
+from tests.device.shared import has_atomics
 from tests.exports import exported
 from tests.inside.endpoint import link_of, registrations_of, state_of
 
@@ -309,9 +310,9 @@ async def test_a_write_with_an_immediate_arrives_as_an_empty_message(pair: Pair)
         assert theirs == bytes([7]) * 100_000
 
 
-async def test_atomics(pair: Pair, is_siw: bool) -> None:
+async def test_atomics(pair: Pair) -> None:
     client, server = pair
-    if is_siw:
+    if not has_atomics():
         with pytest.raises(aiordma.NotSupportedError, match="atomic"):
             server.expose(8, atomic=True)
         remote = RemoteRegion(4096, 8, 1, Access.REMOTE_ATOMIC)

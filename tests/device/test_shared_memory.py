@@ -20,10 +20,11 @@ import pytest
 import aiordma
 from aiordma import Connection, ConnectionConfig, Memory, RemoteRegion
 from aiordma.memory.memlock import FIRST
-from aiordma.verbs import Access, MemoryWindow, MWType
+from aiordma.verbs import Access, DeviceCapFlags, MemoryWindow, MWType
 from tests.device.forking import in_child, outcome, refusals, silences
 from tests.device.meeting import Pair, are_alive, paired
 from tests.device.oracle import collect, until
+from tests.device.shared import attributes, has_atomics
 from tests.inside.endpoint import link_of, when_it_waits_for_the_greeting
 from tests.inside.memory import domain_for, lend_by, region_of
 from tests.inside.verbs import note_regions
@@ -290,11 +291,9 @@ async def test_a_key_serves_each_peer_of_the_memory(address: str) -> None:
                 await are_alive((other, two))
 
 
-async def test_windows_of_type_2(
-    address: str, monkeypatch: pytest.MonkeyPatch, is_siw: bool
-) -> None:
+async def test_windows_of_type_2(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on adapters that are no programs: a key is for the queue pair of its lease alone."""
-    if is_siw:
+    if not attributes().device_cap_flags & DeviceCapFlags.MEM_WINDOW_TYPE_2B:
         with pytest.raises(aiordma.NotSupportedError):
             async with shared(address) as (memory, _):
                 MemoryWindow(region_of(memory).pd, MWType.TYPE_2)
@@ -324,9 +323,9 @@ async def test_windows_of_type_2(
             await lease.revoke()
 
 
-async def test_atomics(address: str, is_siw: bool) -> None:
+async def test_atomics(address: str) -> None:
     async with shared(address, 2) as (memory, [(client, server), (other, two)]):
-        if is_siw:
+        if not has_atomics():
             with pytest.raises(aiordma.NotSupportedError, match="no atomic"):
                 server.expose(memory[:8], atomic=True)
             return

@@ -37,7 +37,7 @@ from tests.inside.verbs import (
     token_of,
 )
 
-pytestmark = [pytest.mark.device, pytest.mark.one_loop]
+pytestmark = [pytest.mark.device, pytest.mark.one_loop, pytest.mark.shared_queue]
 
 
 def receives(made: Fan, numbers: range, size: int = 1024) -> list[RecvWR]:
