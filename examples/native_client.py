@@ -55,7 +55,7 @@ async def main(host: str = "10.80.0.1", port: str = "18516") -> None:
         print("read:", bytes(mr.view[:16]).decode())
         mr.view[:16] = b"left by a client"
         await qp.write(SGE(mr, 0, 16), address, rkey)
-        if not context.is_iwarp:
+        if context.attributes.atomic_cap:  # iWARP has none, and some adapters
             await qp.fetch_add(SGE(mr, 0, 8), address + 512, rkey, 1)
 
         # A message, and its echo out of the receive that was posted above.

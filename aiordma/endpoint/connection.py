@@ -591,7 +591,7 @@ class Connection(Uncopied):
         Raises:
             TypeError: `value` is no whole number.
             ValueError: Not aligned, or not inside `remote`.
-            NotSupportedError: iWARP has no atomics.
+            NotSupportedError: The device has no atomics, as all of iWARP.
             AtomicResultLostError: The adapter has completed the operation without its result, as
                 Soft-RoCE may where packets are lost.  It took place at most once, and the old value
                 is unknown; the connection goes on.

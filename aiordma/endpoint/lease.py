@@ -31,7 +31,7 @@ from aiordma.loop.workers import reaper
 from aiordma.memory.lent import LentPart
 from aiordma.memory.remote import RemoteRegion, words_of
 from aiordma.verbs.context import Context
-from aiordma.verbs.enums import Access
+from aiordma.verbs.enums import Access, AtomicCap
 from aiordma.verbs.mr import SGE, MemoryRegion, check_memory
 
 __all__ = ["Lease", "rights_of"]
@@ -52,7 +52,7 @@ def rights_of(
     Raises:
         TypeError, ValueError: No buffer, no right at all, or a time-out that is not positive.
         BufferError: The buffer is read-only, and not only for reading.
-        NotSupportedError: Atomics on iWARP.
+        NotSupportedError: Atomics on a device that has none, as all of iWARP.
     """
     rights = Access(0)
     for wanted, right in (
@@ -68,8 +68,8 @@ def rights_of(
     check_seconds("timeout_s", timeout_s)
     if not isinstance(buf, SGE):  # of a Memory, which has rules of its own
         check_memory(buf, rights)
-    if atomic and context.is_iwarp:
-        text = f"{context.name} is iWARP, which has no atomic operations"
+    if atomic and (context.is_iwarp or context.attributes.atomic_cap == AtomicCap.NONE):
+        text = f"{context.name} has no atomic operations"
         raise NotSupportedError(errno.EOPNOTSUPP, text)
     return rights
 
