@@ -288,17 +288,17 @@ void fabric_send_datagram(struct fabric_qp *qp, struct fabric_wqe *wqe)
 {
     struct fabric_packet *packet = NULL;
     struct fabric_device *to;
-    enum ibv_wc_status status = IBV_WC_SUCCESS;
 
-    /* What is longer than the MTU is never sent, and the book forbids an error for it (C10-93.1.1). */
-    if (wqe->length <= (uint64_t)fabric_profile.mtu && (packet = datagram_new(qp, wqe)) &&
-        fabric_gather(qp, wqe, 0, packet->bytes, wqe->length))
-        status = IBV_WC_LOC_PROT_ERR;
-    if (status != IBV_WC_SUCCESS) {
+    if (wqe->length > (uint64_t)fabric_profile.mtu) {
+        /* No packet, and no error: C10-93.1.1 of the specification. */
+        fabric_wqe_end(qp, wqe, IBV_WC_SUCCESS);
+        return;
+    }
+    if ((packet = datagram_new(qp, wqe)) && fabric_gather(qp, wqe, 0, packet->bytes, wqe->length)) {
         free(packet);
         /* The receiving half goes on. */
         qp->ibv.state = IBV_QPS_SQE;
-        fabric_wqe_end(qp, wqe, status);
+        fabric_wqe_end(qp, wqe, IBV_WC_LOC_PROT_ERR);
         fabric_requester_flush(qp);
         return;
     }
@@ -366,32 +366,6 @@ static void write_grh(const struct fabric_header *header, unsigned char *grh)
     memcpy(grh + 24, &header->to_gid, 16);
 }
 
-static bool take_buffer(struct fabric_qp *qp, struct fabric_recv *into)
-{
-    struct fabric_recv_ring *ring = qp->srq ? &qp->srq->ring : &qp->recvs;
-
-    if (!ring->count)
-        return false;
-    *into = ring->items[ring->head];
-    ring->head = (ring->head + 1) % ring->size;
-    ring->count--;
-    if (qp->srq && ring->count < qp->srq->limit) {
-        qp->srq->limit = 0;
-        fabric_tell(qp->context, IBV_EVENT_SRQ_LIMIT_REACHED, qp->srq);
-    }
-    return true;
-}
-
-static uint64_t room_of(const struct fabric_recv *recv)
-{
-    uint64_t room = 0;
-    unsigned i;
-
-    for (i = 0; i < recv->sges; i++)
-        room += recv->sge[i].length;
-    return room;
-}
-
 static void datagram_take(struct fabric_qp *qp, const struct fabric_packet *packet)
 {
     const struct fabric_header *header = &packet->header;
@@ -403,20 +377,19 @@ static void datagram_take(struct fabric_qp *qp, const struct fabric_packet *pack
                         .sl = header->sl};
     static const union ibv_gid NONE;
     unsigned char grh[GRH];
+    const struct fabric_recv *first = fabric_recv_first(qp);
     struct fabric_recv recv;
 
     if ((qp->ibv.state != IBV_QPS_RTR && qp->ibv.state != IBV_QPS_RTS &&
          qp->ibv.state != IBV_QPS_SQD && qp->ibv.state != IBV_QPS_SQE) ||
-        qp->attr.qkey != header->qkey)
+        qp->attr.qkey != header->qkey || !first)
         return;
-    /* A message that does not fit is dropped, and its buffer stays for the next one: class D. */
-    if (!qp->srq && qp->recvs.count && room_of(&qp->recvs.items[qp->recvs.head]) < wc.byte_len)
-        return;
-    if (!take_buffer(qp, &recv))
-        return;
+    if (fabric_recv_room(first) < wc.byte_len && !qp->srq)
+        return; /* it is dropped, and the receive is the next one's: class D of section 9.9.3 */
+    fabric_recv_take(qp, &recv);
     wc.wr_id = recv.wr_id;
-    if (room_of(&recv) < wc.byte_len) {
-        /* That of a shared queue cannot be put back, and comes back in error: class E. */
+    if (fabric_recv_room(&recv) < wc.byte_len) {
+        /* What was taken from a shared queue completes: class E. */
         wc.status = IBV_WC_LOC_LEN_ERR;
         fabric_complete(qp->recv_cq, &wc, true);
         fabric_qp_error(qp);

@@ -516,6 +516,24 @@ static inline struct fabric_qp *fabric_qp(struct ibv_qp *qp)
     return FABRIC_CONTAINER(qp, struct fabric_qp, ibv);
 }
 
+/* Bytes of all its pieces. */
+uint64_t fabric_recv_room(const struct fabric_recv *recv);
+/* The oldest receive of a queue pair, or of its shared queue; NULL: there is none. */
+struct fabric_recv *fabric_recv_first(struct fabric_qp *qp);
+/* Take it out; false: there is none. */
+bool fabric_recv_take(struct fabric_qp *qp, struct fabric_recv *into);
+
+enum { FABRIC_PSN_MASK = 0xffffff }; /* the numbers of packets have 24 bits */
+
+/* How far one number is behind another; negative: it is before it. */
+static inline int32_t fabric_psn_from(uint32_t psn, uint32_t other)
+{
+    return (int32_t)((psn - other) << 8) >> 8;
+}
+
+/* Bytes of a packet of a connection. */
+uint32_t fabric_mtu_of(const struct fabric_qp *qp);
+
 extern struct fabric_list fabric_qps;
 extern struct fabric_list fabric_ids; /* of the connection manager */
 struct fabric_qp *fabric_qp_find(uint32_t number);

@@ -316,6 +316,12 @@ FABRIC_API int ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int ma
 
 /* ---- birth and end --------------------------------------------------------------------------- */
 
+uint32_t fabric_mtu_of(const struct fabric_qp *qp)
+{
+    return fabric_profile.iwarp || !qp->attr.path_mtu ? (uint32_t)fabric_profile.mtu
+                                                      : 128u << qp->attr.path_mtu;
+}
+
 struct fabric_qp *fabric_qp_find(uint32_t number)
 {
     struct fabric_qp *qp;

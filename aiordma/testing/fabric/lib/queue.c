@@ -421,6 +421,39 @@ int fabric_recv_ring_init(struct fabric_recv_ring *ring, unsigned size)
     return size && !ring->items ? ENOMEM : 0;
 }
 
+uint64_t fabric_recv_room(const struct fabric_recv *recv)
+{
+    uint64_t room = 0;
+    unsigned i;
+
+    for (i = 0; i < recv->sges; i++)
+        room += recv->sge[i].length;
+    return room;
+}
+
+struct fabric_recv *fabric_recv_first(struct fabric_qp *qp)
+{
+    struct fabric_recv_ring *ring = qp->srq ? &qp->srq->ring : &qp->recvs;
+
+    return ring->count ? &ring->items[ring->head] : NULL;
+}
+
+bool fabric_recv_take(struct fabric_qp *qp, struct fabric_recv *into)
+{
+    struct fabric_recv_ring *ring = qp->srq ? &qp->srq->ring : &qp->recvs;
+
+    if (!ring->count)
+        return false;
+    *into = ring->items[ring->head];
+    ring->head = (ring->head + 1) % ring->size;
+    ring->count--;
+    if (qp->srq && ring->count < qp->srq->limit) {
+        qp->srq->limit = 0; /* told once */
+        fabric_tell(qp->context, IBV_EVENT_SRQ_LIMIT_REACHED, qp->srq);
+    }
+    return true;
+}
+
 int fabric_recv_add(struct fabric_recv_ring *ring, const struct ibv_recv_wr *wr, unsigned max_sge)
 {
     struct fabric_recv *recv;

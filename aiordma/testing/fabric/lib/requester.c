@@ -12,7 +12,6 @@
 #include "fabric.h"
 
 enum {
-    PSN_MASK = 0xffffff,
     WINDOW = 128, /* packets that are on their way without an answer */
     ACK_EVERY = 32,
     RETRY_ALWAYS = 7, /* of rnr_retry */
@@ -24,19 +23,6 @@ static const uint32_t RNR_US[32] = {
     480,    640,   960,   1280,  1920,  2560,   3840,   5120,   7680,   10240,  15360,
     20480,  30720, 40960, 61440, 81920, 122880, 163840, 245760, 327680, 491520,
 };
-
-/* How far one number is behind another; negative: it is before it. */
-static int32_t psn_from(uint32_t psn, uint32_t other)
-{
-    return (int32_t)((psn - other) << 8) >> 8;
-}
-
-static uint32_t mtu_of(const struct fabric_qp *qp)
-{
-    uint32_t path = 128u << qp->attr.path_mtu;
-
-    return fabric_profile.iwarp || !qp->attr.path_mtu ? (uint32_t)fabric_profile.mtu : path;
-}
 
 static bool is_read(const struct fabric_wqe *wqe)
 {
@@ -56,7 +42,7 @@ static bool is_local(const struct fabric_wqe *wqe)
 /* Packets of the message, or of the answer. */
 static uint32_t packets_of(const struct fabric_qp *qp, const struct fabric_wqe *wqe)
 {
-    uint32_t mtu = mtu_of(qp);
+    uint32_t mtu = fabric_mtu_of(qp);
 
     if (is_atomic(wqe) || !wqe->length)
         return 1;
@@ -147,7 +133,7 @@ static void complete_done(struct fabric_qp *qp)
 
 static bool is_waiting(const struct fabric_qp *qp)
 {
-    return psn_from(qp->next_psn, qp->oldest_psn) > 0;
+    return fabric_psn_from(qp->next_psn, qp->oldest_psn) > 0;
 }
 
 static void ack_timer_start(struct fabric_qp *qp)
@@ -173,15 +159,16 @@ static void go_back(struct fabric_qp *qp, uint32_t psn)
          offset++) {
         struct fabric_wqe *wqe = wqe_at(qp, offset);
 
-        if (wqe->state != FABRIC_SENT || psn_from(psn, wqe->last_psn) > 0)
+        if (wqe->state != FABRIC_SENT || fabric_psn_from(psn, wqe->last_psn) > 0)
             continue;
         qp->send_next = offset;
-        qp->send_packet =
-            psn_from(psn, wqe->first_psn) > 0 ? (uint32_t)psn_from(psn, wqe->first_psn) : 0;
+        qp->send_packet = fabric_psn_from(psn, wqe->first_psn) > 0
+                              ? (uint32_t)fabric_psn_from(psn, wqe->first_psn)
+                              : 0;
         /* What a READ has brought already is not asked for again. */
         if (is_read(wqe) && qp->send_packet < wqe->answered)
             qp->send_packet = wqe->answered;
-        qp->next_psn = (wqe->first_psn + qp->send_packet) & PSN_MASK;
+        qp->next_psn = (wqe->first_psn + qp->send_packet) & FABRIC_PSN_MASK;
         return;
     }
 }
@@ -288,7 +275,7 @@ static struct fabric_packet *packet_to_peer(struct fabric_qp *qp, enum fabric_op
     if (!packet)
         return NULL;
     packet->header.opcode = (uint8_t)opcode;
-    packet->header.psn = psn & PSN_MASK;
+    packet->header.psn = psn & FABRIC_PSN_MASK;
     packet->header.to_qpn = qp->attr.dest_qp_num;
     packet->header.from_qpn = qp->ibv.qp_num;
     packet->header.slot = (uint16_t)fabric_slot_of(qp->attr.dest_qp_num);
@@ -322,7 +309,7 @@ static void set_last(const struct fabric_wqe *wqe, struct fabric_header *header)
 static bool send_one(struct fabric_qp *qp, struct fabric_wqe *wqe)
 {
     bool write = wqe->opcode == IBV_WR_RDMA_WRITE || wqe->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
-    uint64_t offset = (uint64_t)qp->send_packet * mtu_of(qp), size = wqe->length - offset;
+    uint64_t offset = (uint64_t)qp->send_packet * fabric_mtu_of(qp), size = wqe->length - offset;
     struct fabric_packet *packet;
     struct fabric_header *header;
 
@@ -342,13 +329,13 @@ static bool send_one(struct fabric_qp *qp, struct fabric_wqe *wqe)
         } else {
             header->operand = wqe->compare;
         }
-        qp->next_psn = (wqe->last_psn + 1) & PSN_MASK;
+        qp->next_psn = (wqe->last_psn + 1) & FABRIC_PSN_MASK;
         qp->send_packet = packets_of(qp, wqe);
         packet_go(qp, packet);
         return true;
     }
-    if (size > mtu_of(qp))
-        size = mtu_of(qp);
+    if (size > fabric_mtu_of(qp))
+        size = fabric_mtu_of(qp);
     packet = packet_to_peer(qp, write ? FABRIC_WRITE : FABRIC_SEND, qp->next_psn, (uint32_t)size);
     if (!packet)
         return false;
@@ -370,7 +357,7 @@ static bool send_one(struct fabric_qp *qp, struct fabric_wqe *wqe)
         set_last(wqe, header);
     if (qp->next_psn % ACK_EVERY == 0)
         header->flags |= FABRIC_ACK_REQUEST;
-    qp->next_psn = (qp->next_psn + 1) & PSN_MASK;
+    qp->next_psn = (qp->next_psn + 1) & FABRIC_PSN_MASK;
     qp->send_packet++;
     packet_go(qp, packet);
     return true;
@@ -410,7 +397,7 @@ static bool begin(struct fabric_qp *qp, struct fabric_wqe *wqe)
     }
     wqe->state = FABRIC_SENT;
     wqe->first_psn = qp->next_psn;
-    wqe->last_psn = (qp->next_psn + packets_of(qp, wqe) - 1) & PSN_MASK;
+    wqe->last_psn = (qp->next_psn + packets_of(qp, wqe) - 1) & FABRIC_PSN_MASK;
     if (is_read(wqe) || is_atomic(wqe))
         qp->reads_out++;
     return true;
@@ -433,7 +420,7 @@ void fabric_requester_run(struct fabric_qp *qp)
            (qp->ibv.state == IBV_QPS_RTS || (qp->ibv.state == IBV_QPS_SQD && qp->send_packet))) {
         struct fabric_wqe *wqe = wqe_at(qp, qp->send_next);
 
-        if (psn_from(qp->next_psn, qp->oldest_psn) >= WINDOW || !begin(qp, wqe))
+        if (fabric_psn_from(qp->next_psn, qp->oldest_psn) >= WINDOW || !begin(qp, wqe))
             break;
         if (wqe->state == FABRIC_SENT && !send_one(qp, wqe))
             break; /* the timer tries it again */
@@ -468,22 +455,22 @@ static void acknowledged(struct fabric_qp *qp, uint32_t psn)
              * An acknowledgement of what is behind it: its answer was lost.  It is asked for again
              * once; if that is lost, too, the timer does it.
              */
-            if (psn_from(psn, wqe->first_psn) >= 0 && !qp->resent)
-                retry(qp, (wqe->first_psn + wqe->answered) & PSN_MASK);
+            if (fabric_psn_from(psn, wqe->first_psn) >= 0 && !qp->resent)
+                retry(qp, (wqe->first_psn + wqe->answered) & FABRIC_PSN_MASK);
             return;
         }
-        if (psn_from(psn, wqe->last_psn) < 0)
+        if (fabric_psn_from(psn, wqe->last_psn) < 0)
             break;
         wqe->state = FABRIC_DONE;
-        if (psn_from(wqe->last_psn + 1, qp->next_psn) > 0) {
+        if (fabric_psn_from(wqe->last_psn + 1, qp->next_psn) > 0) {
             /* It was being sent again, and that is not needed now. */
-            qp->next_psn = (wqe->last_psn + 1) & PSN_MASK;
+            qp->next_psn = (wqe->last_psn + 1) & FABRIC_PSN_MASK;
             qp->send_next = offset + 1;
             qp->send_packet = 0;
         }
     }
-    if (psn_from(psn + 1, qp->oldest_psn) > 0) {
-        qp->oldest_psn = (psn + 1) & PSN_MASK;
+    if (fabric_psn_from(psn + 1, qp->oldest_psn) > 0) {
+        qp->oldest_psn = (psn + 1) & FABRIC_PSN_MASK;
         qp->retries = qp->attr.retry_cnt;
         qp->rnr_retries = qp->attr.rnr_retry;
         qp->resent = false;
@@ -500,7 +487,7 @@ static struct fabric_wqe *wqe_of_answer(struct fabric_qp *qp, uint32_t psn, bool
         struct fabric_wqe *wqe = wqe_at(qp, offset);
 
         if (wqe->state == FABRIC_SENT && (atomic ? is_atomic(wqe) : is_read(wqe)) &&
-            psn_from(psn, wqe->first_psn) >= 0 && psn_from(psn, wqe->last_psn) <= 0)
+            fabric_psn_from(psn, wqe->first_psn) >= 0 && fabric_psn_from(psn, wqe->last_psn) <= 0)
             return wqe;
     }
     return NULL;
@@ -526,17 +513,17 @@ static void answer_arrived(struct fabric_qp *qp, struct fabric_packet *packet)
 
     if (!wqe)
         return; /* it has come before */
-    place = (uint32_t)psn_from(header->psn, wqe->first_psn);
+    place = (uint32_t)fabric_psn_from(header->psn, wqe->first_psn);
     if (place < wqe->answered)
         return;
     /* What was posted before has to be answered before; a gap means that something was lost. */
-    acknowledged(qp, (wqe->first_psn - 1) & PSN_MASK);
+    acknowledged(qp, (wqe->first_psn - 1) & FABRIC_PSN_MASK);
     if (wqe->state != FABRIC_SENT || qp->ibv.state == IBV_QPS_ERR)
         return;
     if (place > wqe->answered) {
         /* Once for a gap: the packets behind it do not each ask again. */
         if (!qp->resent)
-            retry(qp, (wqe->first_psn + wqe->answered) & PSN_MASK);
+            retry(qp, (wqe->first_psn + wqe->answered) & FABRIC_PSN_MASK);
         return;
     }
     if (wqe != first_sent(qp)) {
@@ -547,14 +534,14 @@ static void answer_arrived(struct fabric_qp *qp, struct fabric_packet *packet)
     if (atomic)
         fault = fabric_scatter(qp->pd, wqe->sge, wqe->sges, 0, &header->operand, 8);
     else
-        fault = fabric_scatter(qp->pd, wqe->sge, wqe->sges, (uint64_t)place * mtu_of(qp),
+        fault = fabric_scatter(qp->pd, wqe->sge, wqe->sges, (uint64_t)place * fabric_mtu_of(qp),
                                packet->bytes, header->size);
     if (fault) {
         fail_first(qp, IBV_WC_LOC_PROT_ERR);
         return;
     }
     wqe->answered++;
-    qp->oldest_psn = (header->psn + 1) & PSN_MASK;
+    qp->oldest_psn = (header->psn + 1) & FABRIC_PSN_MASK;
     qp->retries = qp->attr.retry_cnt;
     qp->rnr_retries = qp->attr.rnr_retry;
     qp->resent = false;
@@ -562,8 +549,8 @@ static void answer_arrived(struct fabric_qp *qp, struct fabric_packet *packet)
     if (header->psn == wqe->last_psn) {
         wqe->state = FABRIC_DONE;
         qp->reads_out--;
-        if (psn_from(wqe->last_psn + 1, qp->next_psn) > 0) {
-            qp->next_psn = (wqe->last_psn + 1) & PSN_MASK;
+        if (fabric_psn_from(wqe->last_psn + 1, qp->next_psn) > 0) {
+            qp->next_psn = (wqe->last_psn + 1) & FABRIC_PSN_MASK;
             qp->send_next =
                 (unsigned)(wqe - qp->sends + qp->send_size - qp->send_head) % qp->send_size + 1;
             qp->send_packet = 0;
@@ -573,7 +560,7 @@ static void answer_arrived(struct fabric_qp *qp, struct fabric_packet *packet)
 
 static void rnr_arrived(struct fabric_qp *qp, const struct fabric_header *header)
 {
-    acknowledged(qp, (header->psn - 1) & PSN_MASK);
+    acknowledged(qp, (header->psn - 1) & FABRIC_PSN_MASK);
     if (qp->rnr_waits || !qp->send_count || qp->ibv.state == IBV_QPS_ERR)
         return;
     if (!qp->rnr_retries || fabric_profile.sent_is_done) {
@@ -595,14 +582,14 @@ static void refused(struct fabric_qp *qp, uint32_t psn, enum ibv_wc_status statu
 {
     struct fabric_wqe *wqe;
 
-    acknowledged(qp, (psn - 1) & PSN_MASK);
+    acknowledged(qp, (psn - 1) & FABRIC_PSN_MASK);
     complete_done(qp);
     if (!qp->send_count || qp->ibv.state == IBV_QPS_ERR)
         return;
     /* If an answer before it was lost, that one is waited for first. */
     wqe = wqe_at(qp, 0);
-    if (wqe->state == FABRIC_SENT && psn_from(psn, wqe->first_psn) >= 0 &&
-        psn_from(psn, wqe->last_psn) <= 0)
+    if (wqe->state == FABRIC_SENT && fabric_psn_from(psn, wqe->first_psn) >= 0 &&
+        fabric_psn_from(psn, wqe->last_psn) <= 0)
         fail_first(qp, refused_as(qp, status));
 }
 
@@ -612,7 +599,7 @@ void fabric_requester_arrived(struct fabric_qp *qp, struct fabric_packet *packet
 
     if (qp->ibv.state != IBV_QPS_RTS && qp->ibv.state != IBV_QPS_SQD)
         return;
-    if (psn_from(header->psn, qp->oldest_psn) < 0)
+    if (fabric_psn_from(header->psn, qp->oldest_psn) < 0)
         return; /* it was answered before */
     if (header->opcode != FABRIC_ACK) {
         answer_arrived(qp, packet);
@@ -626,11 +613,11 @@ void fabric_requester_arrived(struct fabric_qp *qp, struct fabric_packet *packet
             break;
         case FABRIC_NAK_SEQUENCE:
             /* The peer has come further, though the answer of a READ before that is missing. */
-            if (psn_from(header->psn, qp->peer_psn) > 0) {
+            if (fabric_psn_from(header->psn, qp->peer_psn) > 0) {
                 qp->peer_psn = header->psn;
                 qp->retries = qp->attr.retry_cnt;
             }
-            acknowledged(qp, (header->psn - 1) & PSN_MASK);
+            acknowledged(qp, (header->psn - 1) & FABRIC_PSN_MASK);
             if (qp->ibv.state != IBV_QPS_ERR)
                 retry(qp, header->psn);
             break;

@@ -11,19 +11,6 @@
 
 #include "fabric.h"
 
-enum { PSN_MASK = 0xffffff };
-
-static int32_t psn_from(uint32_t psn, uint32_t other)
-{
-    return (int32_t)((psn - other) << 8) >> 8;
-}
-
-static uint32_t mtu_of(const struct fabric_qp *qp)
-{
-    return fabric_profile.iwarp || !qp->attr.path_mtu ? (uint32_t)fabric_profile.mtu
-                                                      : 128u << qp->attr.path_mtu;
-}
-
 void fabric_responder_init(struct fabric_qp *qp)
 {
     qp->expected_psn = qp->attr.rq_psn;
@@ -45,7 +32,7 @@ static struct fabric_packet *answer_new(struct fabric_qp *qp, enum fabric_opcode
     if (!packet)
         return NULL;
     packet->header.opcode = (uint8_t)opcode;
-    packet->header.psn = psn & PSN_MASK;
+    packet->header.psn = psn & FABRIC_PSN_MASK;
     packet->header.msn = qp->msn;
     packet->header.to_qpn = qp->attr.dest_qp_num;
     packet->header.from_qpn = qp->ibv.qp_num;
@@ -121,29 +108,10 @@ void fabric_responder_flush(struct fabric_qp *qp)
 
 static bool take_buffer(struct fabric_qp *qp)
 {
-    struct fabric_recv_ring *ring = qp->srq ? &qp->srq->ring : &qp->recvs;
-
-    if (!ring->count)
+    if (!fabric_recv_take(qp, &qp->current))
         return false;
-    qp->current = ring->items[ring->head];
-    ring->head = (ring->head + 1) % ring->size;
-    ring->count--;
     qp->has_current = true;
-    if (qp->srq && ring->count < qp->srq->limit) {
-        qp->srq->limit = 0; /* told once */
-        fabric_tell(qp->context, IBV_EVENT_SRQ_LIMIT_REACHED, qp->srq);
-    }
     return true;
-}
-
-static uint64_t buffer_size(const struct fabric_recv *recv)
-{
-    uint64_t size = 0;
-    unsigned i;
-
-    for (i = 0; i < recv->sges; i++)
-        size += recv->sge[i].length;
-    return size;
 }
 
 enum fabric_fault fabric_scatter(struct fabric_pd *pd, const struct ibv_sge *sge, unsigned sges,
@@ -179,10 +147,10 @@ enum fabric_fault fabric_scatter(struct fabric_pd *pd, const struct ibv_sge *sge
 /* The packet was taken: what it carries is done. */
 static void taken(struct fabric_qp *qp, const struct fabric_header *header)
 {
-    qp->expected_psn = (qp->expected_psn + 1) & PSN_MASK;
+    qp->expected_psn = (qp->expected_psn + 1) & FABRIC_PSN_MASK;
     qp->nak_sent = false;
     if (header->flags & FABRIC_LAST)
-        qp->msn = (qp->msn + 1) & PSN_MASK;
+        qp->msn = (qp->msn + 1) & FABRIC_PSN_MASK;
     if (header->flags & FABRIC_ACK_REQUEST)
         answer(qp, FABRIC_IS_ACK, header->psn);
 }
@@ -209,7 +177,7 @@ static void send_arrived(struct fabric_qp *qp, struct fabric_packet *packet)
     enum fabric_fault fault;
 
     if (!(header->flags & FABRIC_FIRST) != qp->in_send || qp->in_write ||
-        (!(header->flags & FABRIC_LAST) && header->size != mtu_of(qp))) {
+        (!(header->flags & FABRIC_LAST) && header->size != fabric_mtu_of(qp))) {
         refuse(qp, FABRIC_NAK_REQUEST, IBV_WC_LOC_QP_OP_ERR);
         return;
     }
@@ -223,7 +191,7 @@ static void send_arrived(struct fabric_qp *qp, struct fabric_packet *packet)
         qp->received = 0;
         qp->in_send = true;
     }
-    if (qp->received + header->size > buffer_size(&qp->current)) {
+    if (qp->received + header->size > fabric_recv_room(&qp->current)) {
         refuse_receive(qp, FABRIC_NAK_REQUEST, IBV_WC_LOC_LEN_ERR);
         return;
     }
@@ -278,7 +246,7 @@ static void write_arrived(struct fabric_qp *qp, struct fabric_packet *packet)
     }
     if (header->size > qp->write_left ||
         (header->flags & FABRIC_LAST ? header->size != qp->write_left
-                                     : header->size != mtu_of(qp))) {
+                                     : header->size != fabric_mtu_of(qp))) {
         refuse(qp, FABRIC_NAK_REQUEST, IBV_WC_SUCCESS);
         return;
     }
@@ -318,7 +286,7 @@ static struct fabric_resource *resource_new(struct fabric_qp *qp)
 
 static uint32_t read_packets(const struct fabric_qp *qp, uint64_t length)
 {
-    return length ? (uint32_t)((length + mtu_of(qp) - 1) / mtu_of(qp)) : 1;
+    return length ? (uint32_t)((length + fabric_mtu_of(qp) - 1) / fabric_mtu_of(qp)) : 1;
 }
 
 static void read_answer(struct fabric_qp *qp, const struct fabric_header *header, const char *from)
@@ -327,7 +295,7 @@ static void read_answer(struct fabric_qp *qp, const struct fabric_header *header
     uint64_t left = header->length;
 
     for (i = 0; i < count; i++) {
-        uint32_t size = left > mtu_of(qp) ? mtu_of(qp) : (uint32_t)left;
+        uint32_t size = left > fabric_mtu_of(qp) ? fabric_mtu_of(qp) : (uint32_t)left;
         struct fabric_packet *packet = answer_new(qp, FABRIC_READ_ANSWER, header->psn + i, size);
 
         if (!packet)
@@ -359,9 +327,9 @@ static void read_arrived(struct fabric_qp *qp, struct fabric_packet *packet)
         refuse(qp, FABRIC_NAK_ACCESS, IBV_WC_SUCCESS);
         return;
     }
-    qp->expected_psn = (header->psn + read_packets(qp, header->length)) & PSN_MASK;
+    qp->expected_psn = (header->psn + read_packets(qp, header->length)) & FABRIC_PSN_MASK;
     qp->nak_sent = false;
-    qp->msn = (qp->msn + 1) & PSN_MASK;
+    qp->msn = (qp->msn + 1) & FABRIC_PSN_MASK;
     read_answer(qp, header, where);
 }
 
@@ -402,9 +370,9 @@ static void atomic_arrived(struct fabric_qp *qp, struct fabric_packet *packet)
     resource->first_psn = resource->last_psn = header->psn;
     resource->atomic = true;
     resource->value = value;
-    qp->expected_psn = (qp->expected_psn + 1) & PSN_MASK;
+    qp->expected_psn = (qp->expected_psn + 1) & FABRIC_PSN_MASK;
     qp->nak_sent = false;
-    qp->msn = (qp->msn + 1) & PSN_MASK;
+    qp->msn = (qp->msn + 1) & FABRIC_PSN_MASK;
     atomic_answer(qp, header->psn, value);
 }
 
@@ -428,13 +396,13 @@ static void answer_again(struct fabric_qp *qp, struct fabric_packet *packet)
                 atomic_answer(qp, header->psn, qp->resources[i].value);
         return;
     default:
-        answer(qp, FABRIC_IS_ACK, (qp->expected_psn - 1) & PSN_MASK);
+        answer(qp, FABRIC_IS_ACK, (qp->expected_psn - 1) & FABRIC_PSN_MASK);
     }
 }
 
 void fabric_responder_arrived(struct fabric_qp *qp, struct fabric_packet *packet)
 {
-    int32_t ahead = psn_from(packet->header.psn, qp->expected_psn);
+    int32_t ahead = fabric_psn_from(packet->header.psn, qp->expected_psn);
 
     if (!qp->established) {
         qp->established = true;
