@@ -862,6 +862,11 @@ static void timer_ring(struct fabric_timer *timer)
         fabric_cm_tell(id, RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);
         return;
     }
+    if (id->state == FABRIC_CM_RESOLVING) {
+        id->state = FABRIC_CM_BOUND;
+        fabric_cm_tell(id, RDMA_CM_EVENT_ADDR_ERROR, -ETIMEDOUT);
+        return;
+    }
     if (id->tries-- > 0) {
         send_once(id, &id->sent);
         timer_start(id);

@@ -10,6 +10,7 @@ enum fabric_cm_state {
     FABRIC_CM_IDLE,
     FABRIC_CM_BOUND,
     FABRIC_CM_LISTENING,
+    FABRIC_CM_RESOLVING,  /* an address of which nobody answers */
     FABRIC_CM_ADDRESS,    /* resolved */
     FABRIC_CM_ROUTE,      /* resolved */
     FABRIC_CM_CONNECTING, /* active: the request was sent */

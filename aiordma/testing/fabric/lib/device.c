@@ -60,6 +60,14 @@ static bool is_wildcard(const struct sockaddr *address)
            IN6_IS_ADDR_UNSPECIFIED(&((const struct sockaddr_in6 *)address)->sin6_addr);
 }
 
+static bool is_loopback(const struct sockaddr *address)
+{
+    if (address->sa_family == AF_INET)
+        return ntohl(((const struct sockaddr_in *)address)->sin_addr.s_addr) >> 24 ==
+               IN_LOOPBACKNET;
+    return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)address)->sin6_addr);
+}
+
 /* ::ffff:192.0.2.1 and 192.0.2.1 are one address. */
 static bool has_address(const struct fabric_device *device, const struct sockaddr *address)
 {
@@ -321,6 +329,29 @@ struct fabric_device *fabric_device_of_address(const struct sockaddr *address)
         if (is_wildcard(address) || has_address(&devices[number], address))
             return &devices[number];
     return NULL;
+}
+
+/* No mask is given with an address; a network has 24 bits of IPv4, or 64 of IPv6. */
+bool fabric_is_neighbor(const struct sockaddr *address)
+{
+    size_t network = address->sa_family == AF_INET ? 15 : 8;
+    union ibv_gid wanted, own;
+    unsigned number, i;
+
+    if (is_loopback(address))
+        return false;
+    devices_begin();
+    fabric_address_to_gid(address, &wanted);
+    for (number = 0; number < device_count; number++)
+        for (i = 0; i < devices[number].address_count; i++) {
+            const struct sockaddr *known = (const struct sockaddr *)&devices[number].addresses[i];
+
+            fabric_address_to_gid(known, &own);
+            if (known->sa_family == address->sa_family && !is_loopback(known) &&
+                !memcmp(&own, &wanted, network))
+                return true;
+        }
+    return false;
 }
 
 struct fabric_device *fabric_device_of_gid(const union ibv_gid *gid, unsigned *index)

@@ -276,6 +276,8 @@ struct fabric_device *fabric_device(unsigned number);
 unsigned fabric_device_count(void);
 /* The device that has an address (its port does not matter); NULL: none. Any of a wildcard. */
 struct fabric_device *fabric_device_of_address(const struct sockaddr *address);
+/* Whether a host with this address would be on the network of one of the devices. */
+bool fabric_is_neighbor(const struct sockaddr *address);
 /* The device that has a GID, and the index there; NULL: none. */
 struct fabric_device *fabric_device_of_gid(const union ibv_gid *gid, unsigned *index);
 struct fabric_device *fabric_device_of_lid(uint16_t lid);

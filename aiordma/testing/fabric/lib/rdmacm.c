@@ -539,7 +539,7 @@ static void put_address(struct sockaddr *into, const struct sockaddr *address)
 
 /* The lock is held. An errno, or 0; what is wrong with the way comes as an event. */
 static int resolve_address(struct fabric_id *id, const struct sockaddr *source,
-                           const struct sockaddr *destination)
+                           const struct sockaddr *destination, int timeout_ms)
 {
     struct sockaddr_storage any = {.ss_family = destination->sa_family};
     struct rdma_addr *addr = &id->ibv.route.addr;
@@ -573,6 +573,12 @@ static int resolve_address(struct fabric_id *id, const struct sockaddr *source,
             device_set(id, fabric_device(0));
         if (is_any(&addr->src_addr))
             put_address(&addr->src_addr, (struct sockaddr *)&id->device->addresses[0]);
+    } else if (!peer && fabric_is_neighbor(&addr->dst_addr)) {
+        /* A host that is off: whoever asks for its address waits in vain. */
+        id->state = FABRIC_CM_RESOLVING;
+        fabric_timer_set(&id->timer,
+                         fabric_now() + (fabric_time)(timeout_ms > 0 ? timeout_ms : 0) * FABRIC_MS);
+        return 0;
     } else if (!peer) {
         fabric_cm_tell(id, RDMA_CM_EVENT_ADDR_ERROR, -ENETUNREACH);
         return 0;
@@ -601,7 +607,9 @@ FABRIC_API int rdma_resolve_addr(struct rdma_cm_id *ibv, struct sockaddr *source
     if (!destination)
         return fabric_fail(EINVAL);
     fabric_lock();
-    error = fabric_fails("rdma_resolve_addr") ? errno : resolve_address(id, source, destination);
+    error = fabric_fails("rdma_resolve_addr")
+                ? errno
+                : resolve_address(id, source, destination, timeout_ms);
     fabric_unlock();
     return error ? fabric_fail(error) : complete(id);
 }
@@ -622,6 +630,7 @@ static int resolve_route(struct fabric_id *id)
     path->slid = htons(id->device->lid);
     path->dlid = id->peer ? htons(id->peer->lid) : 0;
     path->hop_limit = 64;
+    path->traffic_class = id->tos;
     path->reversible = 1;
     path->numb_path = 1;
     path->pkey = 0xffff;
