@@ -428,6 +428,11 @@ async def test_g09_clients_that_come_together_pass_no_limit(
 KNOCK = """
 import asyncio, sys, aiordma
 async def main():
+    try:
+        await aiordma.open_connection(sys.argv[1], int(sys.argv[2]))
+    except aiordma.ConnectionRejectedError:
+        print("met", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
     for _ in range(10_000):
         try:
             async with aiordma.connect(sys.argv[1], int(sys.argv[2])) as connection:
@@ -442,7 +447,6 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.kernel  # the fabric needs a descriptor itself for each process that it meets
 async def test_g11_a_listener_without_descriptors_neither_spins_nor_goes_deaf(
     address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -451,12 +455,19 @@ async def test_g11_a_listener_without_descriptors_neither_spins_nor_goes_deaf(
     loop = asyncio.get_running_loop()
     async with aiordma.listen(address, 0) as listener, echoing(listener):
         arguments = ("-c", KNOCK, address, str(listener.port))
-        with running(arguments, stdout=subprocess.PIPE) as (process,):
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with running(arguments, **pipes) as (process,):
+            assert process.stdin is not None
             assert process.stdout is not None
+            # A process of the fabric needs a descriptor for one that it has not met: it meets this
+            # one as a client of streams, for which nothing is made.
+            assert await asyncio.to_thread(process.stdout.readline) == "met\n"
             spare = os.dup(0)
             os.close(spare)
             resource.setrlimit(resource.RLIMIT_NOFILE, (spare, hard))
             try:
+                process.stdin.write("\n")
+                process.stdin.flush()
                 await until(lambda: caplog.text.count("refused") >= 1, 30)
                 begin, used = loop.time(), time.process_time()
                 await asyncio.sleep(1.5)
