@@ -34,6 +34,7 @@ from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_pointer
 from aiordma.arguments import fitting, whole
 from aiordma.errors import (
+    NotSupportedError,
     ResourceBusyError,
     ResourceClosedError,
     device_error,
@@ -85,6 +86,7 @@ def _create(
 
     Raises:
         ValueError: A size is not positive.
+        NotSupportedError: The device has no shared receive queues.
         OSError: Above the device's limits (EINVAL), or out of resources.
     """
     device = pd.context.attributes
@@ -95,6 +97,9 @@ def _create(
         if whole(name, value) <= 0:
             msg = f"{name} has to be positive, not {value}"
             raise ValueError(msg)
+        if not device.max_srq:
+            text = f"ibv_create_srq: the device {pd.context.name} has no shared receive queues"
+            raise NotSupportedError(errno.EOPNOTSUPP, text)
         check_limit("ibv_create_srq", name, value, most)
     init = ffi.new("struct ibv_srq_init_attr *")
     init.srq_context = ffi.cast("void *", token)
@@ -250,6 +255,7 @@ class SharedReceiveQueue(Resource):
 
     Raises:
         ValueError: A size is not positive.
+        NotSupportedError: The device has no shared receive queues.
         OSError: Above the device's limits (EINVAL), or out of resources.
 
     Ownership: the memory of a receive stays registered until its completion has been seen, or the

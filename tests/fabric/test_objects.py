@@ -95,3 +95,21 @@ def test_loopback_is_an_address_of_an_adapter() -> None:
     )
     done = launch("--", sys.executable, "-c", code)
     assert (done.stdout, done.stderr) == ("127.0.0.1:5\n", "")
+
+
+_NO_SHARED_QUEUES = """
+import aiordma
+from aiordma.verbs import ProtectionDomain, SharedReceiveQueue
+
+with aiordma.devices()[0].open() as context, ProtectionDomain(context) as pd:
+    try:
+        SharedReceiveQueue(pd, 4)
+    except aiordma.NotSupportedError as error:
+        print(error.strerror)
+"""
+
+
+def test_an_adapter_without_shared_receive_queues_is_named() -> None:
+    done = launch("--profile", "irdma", "--", sys.executable, "-c", _NO_SHARED_QUEUES)
+    assert done.stderr == ""
+    assert done.stdout == "ibv_create_srq: the device irdma0 has no shared receive queues\n"
