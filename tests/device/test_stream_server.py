@@ -309,7 +309,6 @@ async def test_a_server_that_closes_in_the_middle_of_handshakes(address: str) ->
     await server.wait_closed()
 
 
-@pytest.mark.kernel  # an address of this machine that no device has
 async def test_several_addresses(address: str) -> None:
     """Those without an RDMA device are passed over, as long as one has it."""
     host = ADDRESS if is_loopback((address, 0)) else address  # a list leaves loopback out
