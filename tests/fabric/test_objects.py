@@ -113,3 +113,34 @@ def test_an_adapter_without_shared_receive_queues_is_named() -> None:
     done = launch("--profile", "irdma", "--", sys.executable, "-c", _NO_SHARED_QUEUES)
     assert done.stderr == ""
     assert done.stdout == "ibv_create_srq: the device irdma0 has no shared receive queues\n"
+
+
+_OFF = """
+import errno, sys, time
+from aiordma._ffi import ffi, lib
+from aiordma.cm.address import to_sockaddr
+
+for host in sys.argv[1:]:
+    made = ffi.new("struct rdma_cm_id **")
+    assert lib.rdma_create_id(ffi.NULL, made, ffi.NULL, lib.RDMA_PS_TCP) == 0  # its calls wait
+    address = ffi.cast("struct sockaddr *", to_sockaddr((host, 7471)))
+    for _ in range(2):
+        began = time.monotonic()
+        assert lib.rdma_resolve_addr(made[0], ffi.NULL, address, 100) == -1
+        print(host, errno.errorcode[ffi.errno], time.monotonic() - began >= 0.1)
+    lib.rdma_destroy_id(made[0])
+"""
+
+
+def test_a_host_that_is_off_costs_the_time_of_a_resolution() -> None:
+    """One in an adapter's network; loopback has no hosts, and others are not reached."""
+    off, unreachable = ("10.80.0.77", "fd80::2"), ("10.80.1.1", "fd81::1", "127.0.0.9")
+    done = launch(
+        *("--addresses=127.0.0.1,10.80.0.1,fd80::1", "--"),
+        *(sys.executable, "-c", _OFF, *off, *unreachable),
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        *(f"{host} ETIMEDOUT True" for host in off for _ in range(2)),
+        *(f"{host} ENETUNREACH False" for host in unreachable for _ in range(2)),
+    ]
