@@ -305,7 +305,7 @@ _BETWEEN = tuple(
 DASK_MEMORY = ("--memory", "3G")
 ALL_TESTS = "tests/device"
 #: One that sockets have, too, and those of softroce.
-FABRIC_ADDRESSES = "127.0.0.1,10.80.0.1,::1,fd80::1"
+FABRIC_ADDRESSES = "127.0.0.1,10.80.0.1,fd80::1,::1"
 #: Profiles of adapters, each on one loop, so that both loops occur.
 FABRIC_PROFILES = {"standard": "asyncio", "mlx5": "uvloop", "irdma": "asyncio"}
 
