@@ -12,11 +12,10 @@ from aiordma.cm import EventChannel
 from aiordma.verbs import ProtectionDomain
 from tests.device.closing import Hall
 from tests.device.ends import Ends, connected
-from tests.device.fabric_left_out import leave_out, told
 from tests.device.meeting import Pair, paired
 from tests.device.netem import netem
 from tests.device.shared import *  # noqa: F403  # each folder on a device has these
-from tests.device.shared import IS_SIW, OVER_FABRIC
+from tests.device.shared import IS_SIW
 from tests.device.switching import Switched
 from tests.inside.link import forget_violations
 
@@ -35,18 +34,6 @@ _BY_HAND = (
 _READS = ("into_by_reads",)  # on iWARP large messages are copied: test_buffers, test_request_into
 _NOT_ON_IWARP = _DATAGRAMS + _WINDOWS + _BY_HAND + _READS
 collect_ignore = [f"test_{name}.py" for name in _NOT_ON_IWARP if IS_SIW]
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Over the fabric some tests have nothing to show."""
-    if OVER_FABRIC:
-        leave_out(config, items)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say which, and why."""
-    for line in told():
-        terminalreporter.write_line(line)
 
 
 @pytest.fixture(autouse=True)
