@@ -217,7 +217,11 @@ static void send_once(struct fabric_id *id, const struct fabric_cm_message *mess
 
 static void timer_start(struct fabric_id *id)
 {
-    fabric_timer_set(&id->timer, fabric_now() + ((fabric_time)4096 << RESPONSE_EXPONENT));
+    fabric_time response = fabric_cm_response();
+
+    if (!response)
+        response = (fabric_time)4096 << RESPONSE_EXPONENT;
+    fabric_timer_set(&id->timer, fabric_now() + response);
 }
 
 /* Send, and again until an answer stops it. */
@@ -923,6 +927,26 @@ void fabric_cm_process_gone(unsigned slot)
         default:
             break;
         }
+    }
+}
+
+void fabric_cm_incident(const struct fabric_device *device, enum rdma_cm_event_type type,
+                        int status)
+{
+    struct fabric_list *item;
+
+    for (item = fabric_ids.next; item != &fabric_ids; item = item->next) {
+        struct fabric_id *id = FABRIC_CONTAINER(item, struct fabric_id, links);
+        bool removed = type == RDMA_CM_EVENT_DEVICE_REMOVAL;
+
+        if (id->device != device || (!removed && id->state != FABRIC_CM_CONNECTED))
+            continue;
+        if (removed) {
+            fabric_timer_clear(&id->timer);
+            request_settled(id);
+            id->state = FABRIC_CM_ENDED;
+        }
+        fabric_cm_tell(id, type, status);
     }
 }
 

@@ -326,7 +326,8 @@ struct fabric_device *fabric_device_of_address(const struct sockaddr *address)
 
     devices_begin();
     for (number = 0; number < device_count; number++)
-        if (is_wildcard(address) || has_address(&devices[number], address))
+        if (!devices[number].removed &&
+            (is_wildcard(address) || has_address(&devices[number], address)))
             return &devices[number];
     return NULL;
 }
@@ -413,10 +414,13 @@ FABRIC_API struct ibv_device **ibv_get_device_list(int *num_devices)
     if (!fabric_fails("ibv_get_device_list"))
         list = calloc(device_count + 1, sizeof(struct ibv_device *));
     if (list) {
+        unsigned present = 0;
+
         for (number = 0; number < device_count; number++)
-            list[number] = &devices[number].ibv;
+            if (!devices[number].removed)
+                list[present++] = &devices[number].ibv;
         if (num_devices)
-            *num_devices = (int)device_count;
+            *num_devices = (int)present;
     }
     fabric_unlock();
     return list;
@@ -506,7 +510,9 @@ struct ibv_context *fabric_open(struct fabric_device *device)
     struct fabric_context *context = NULL;
 
     fabric_lock();
-    if (!fabric_fails("ibv_open_device") && (context = calloc(1, sizeof(*context)))) {
+    if (device->removed)
+        errno = ENODEV;
+    else if (!fabric_fails("ibv_open_device") && (context = calloc(1, sizeof(*context)))) {
         context->device = device;
         context->generation = fabric_generation();
         if (descriptors_open(context)) {

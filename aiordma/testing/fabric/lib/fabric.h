@@ -132,6 +132,8 @@ bool fabric_fails(const char *call);
 bool fabric_has_faults(void);
 /* How late completions are to come, in nanoseconds. */
 fabric_time fabric_completion_delay(void);
+/* After what time the connection manager repeats what was not answered; 0: its own. */
+fabric_time fabric_cm_response(void);
 
 /* Notes that a simulation holds back; world.c chooses among them. */
 extern struct fabric_list fabric_late_notes;
@@ -248,7 +250,8 @@ struct fabric_device {
     struct ibv_device ibv;
     unsigned number; /* from 0 */
     uint64_t guid;   /* network order */
-    enum ibv_port_state state;
+    enum ibv_port_state state; /* no packet crosses a port that is not active */
+    bool removed;              /* nobody finds it any more */
     uint16_t lid;
     struct fabric_gid gids[FABRIC_GIDS];
     struct sockaddr_storage addresses[FABRIC_GIDS];
@@ -693,6 +696,9 @@ static inline unsigned fabric_slot_of(uint32_t qpn)
 unsigned fabric_slot(void);
 /* A process has ended: what it was connected with hears so. */
 void fabric_cm_process_gone(unsigned slot);
+/* Tell each id of a device; its own end is that of the device, if it is removed. */
+void fabric_cm_incident(const struct fabric_device *device, enum rdma_cm_event_type type,
+                        int status);
 
 /* ---- what all processes of a run know (registry.c) ------------------------------------------- */
 

@@ -52,8 +52,12 @@ static struct {
     fabric_time thread_until; /* when the service thread wakes by itself */
 
     /* Faults of the wire: chances in a million, and what no packet crosses. */
-    int64_t loss, duplicate, delay, reorder, late;
+    int64_t loss, duplicate, delay, reorder, late, corrupt, forge;
     int64_t delay_ns, completion_delay_ns;
+    int64_t rate, queue_ns;   /* bytes a second (0: any); a packet that waited longer is lost */
+    int64_t cm_response_ns;   /* 0: that of the connection manager itself */
+    int64_t lost_messages[6]; /* so many of each are to be lost; -1: all */
+    fabric_time line_free;    /* when the packets before have left, at this rate */
     bool blocked[FABRIC_DEVICES][FABRIC_DEVICES];
     struct fault faults[FAULTS];
     unsigned fault_count; /* places that were ever used */
@@ -206,11 +210,63 @@ static void delayed_come(void)
     }
 }
 
+static bool is_down(unsigned device)
+{
+    const struct fabric_device *there = fabric_device(device);
+
+    return there && there->state != IBV_PORT_ACTIVE;
+}
+
 /* A cut of this process also holds for what others have sent to it. */
 static bool is_cut(const struct fabric_header *header)
 {
+    if (is_down(header->from_device) || is_down(header->to_device))
+        return true;
     return header->from_device < FABRIC_DEVICES && header->to_device < FABRIC_DEVICES &&
            world.blocked[header->from_device][header->to_device];
+}
+
+/* A message of the connection manager that was named; its first byte is its type. */
+static bool is_lost_message(const struct fabric_packet *packet)
+{
+    unsigned type = packet->bytes[0];
+
+    if (packet->header.opcode != FABRIC_CM || type >= FABRIC_LENGTH(world.lost_messages) ||
+        !world.lost_messages[type])
+        return false;
+    if (world.lost_messages[type] > 0)
+        world.lost_messages[type]--;
+    return true;
+}
+
+/* Change a bit of the data, and nothing notices: as where the sum is made anew on the way. */
+static void bit_flip(struct fabric_packet *packet)
+{
+    uint64_t bits = fabric_random();
+
+    if (packet->header.size && packet->header.opcode != FABRIC_CM)
+        packet->bytes[(bits >> 8) % packet->header.size] ^= (unsigned char)(1u << (bits & 7));
+}
+
+/* The line is slow, and packets wait for one another: false: too many do. */
+static bool line_take(struct fabric_packet *packet)
+{
+    fabric_time now = fabric_now(), free = world.line_free > now ? world.line_free : now;
+    uint64_t bytes = sizeof(packet->header) + packet->header.size;
+
+    if (world.queue_ns > 0 && free - now > (fabric_time)world.queue_ns)
+        return false;
+    world.line_free = free + bytes * 1000 * FABRIC_MS / (uint64_t)world.rate;
+    packet->due = world.line_free;
+    return true;
+}
+
+static void packet_route(struct fabric_packet *packet)
+{
+    if (packet->header.slot != packet->header.from_slot)
+        fabric_wire_send(packet);
+    else
+        fabric_enqueue(packet);
 }
 
 static void packet_arrive(struct fabric_packet *packet)
@@ -225,31 +281,29 @@ static void packet_arrive(struct fabric_packet *packet)
 void fabric_packet_send(struct fabric_packet *packet)
 {
     struct fabric_header *header = &packet->header;
-    struct fabric_packet *twin = NULL;
+    struct fabric_packet *forged = NULL, *twin = NULL;
 
     header->from_slot = (uint16_t)fabric_slot();
     packet->due = 0;
-    if (is_cut(header)) {
-        free(packet);
-        return;
-    }
-    if (chance(world.loss)) {
+    if (is_cut(header) || is_lost_message(packet) || chance(world.loss) ||
+        (world.rate > 0 && !line_take(packet))) {
         free(packet);
         return;
     }
     if (chance(world.duplicate))
         twin = fabric_packet_copy(packet);
     if (chance(world.delay))
-        packet->due = fabric_now() + (fabric_time)world.delay_ns;
-    if (header->slot != header->from_slot) {
-        fabric_wire_send(packet);
-        if (twin)
-            fabric_wire_send(twin);
-        return;
+        packet->due = (packet->due ? packet->due : fabric_now()) + (fabric_time)world.delay_ns;
+    /* It comes first, and the true one is then taken for its repetition. */
+    if (chance(world.forge) && (forged = fabric_packet_copy(packet))) {
+        bit_flip(forged);
+        packet_route(forged);
     }
-    fabric_enqueue(packet);
+    if (chance(world.corrupt))
+        bit_flip(packet);
+    packet_route(packet);
     if (twin)
-        fabric_enqueue(twin);
+        packet_route(twin);
 }
 
 /* The moment of the next timer or delayed packet. */
@@ -521,6 +575,11 @@ fabric_time fabric_completion_delay(void)
     return world.completion_delay_ns > 0 ? (fabric_time)world.completion_delay_ns : 0;
 }
 
+fabric_time fabric_cm_response(void)
+{
+    return world.cm_response_ns > 0 ? (fabric_time)world.cm_response_ns : 0;
+}
+
 /* A fault that lasts, by its name: chances are in a million. 0, or -1: there is none such. */
 FABRIC_API int fabric_set(const char *name, int64_t value)
 {
@@ -535,6 +594,17 @@ FABRIC_API int fabric_set(const char *name, int64_t value)
         {"late", &world.late},
         {"delay_ns", &world.delay_ns},
         {"completion_delay_ns", &world.completion_delay_ns},
+        {"corrupt", &world.corrupt},
+        {"forge", &world.forge},
+        {"rate", &world.rate},
+        {"queue_ns", &world.queue_ns},
+        {"cm_response_ns", &world.cm_response_ns},
+        {"lost REQ", &world.lost_messages[0]},
+        {"lost REP", &world.lost_messages[1]},
+        {"lost RTU", &world.lost_messages[2]},
+        {"lost REJ", &world.lost_messages[3]},
+        {"lost DREQ", &world.lost_messages[4]},
+        {"lost DREP", &world.lost_messages[5]},
     };
     unsigned i;
 
@@ -595,7 +665,9 @@ FABRIC_API void fabric_stepped(uint64_t seed)
     world.random = seed;
     world.clock = 1000000 * (fabric_time)FABRIC_MS;
     world.loss = world.duplicate = world.delay = world.reorder = world.late = 0;
-    world.delay_ns = world.completion_delay_ns = 0;
+    world.delay_ns = world.completion_delay_ns = world.cm_response_ns = 0;
+    world.corrupt = world.forge = world.rate = world.queue_ns = 0;
+    memset(world.lost_messages, 0, sizeof(world.lost_messages));
     world.fault_count = 0;
     world.digest = 0xcbf29ce484222325u;
     memset(world.blocked, 0, sizeof(world.blocked));
