@@ -58,6 +58,7 @@ static struct {
     int64_t cm_response_ns;   /* 0: that of the connection manager itself */
     int64_t lost_messages[6]; /* so many of each are to be lost; -1: all */
     fabric_time line_free;    /* when the packets before have left, at this rate */
+    int64_t harmed;           /* packets that a fault of the wire has struck */
     bool blocked[FABRIC_DEVICES][FABRIC_DEVICES];
     struct fault faults[FAULTS];
     unsigned fault_count; /* places that were ever used */
@@ -100,6 +101,15 @@ uint64_t fabric_random(void)
 static bool chance(int64_t in_a_million)
 {
     return in_a_million > 0 && (int64_t)(fabric_random() % PER_MILLION) < in_a_million;
+}
+
+/* The same, of a packet that is sent. */
+static bool strikes(int64_t in_a_million)
+{
+    bool struck = chance(in_a_million);
+
+    world.harmed += struck;
+    return struck;
 }
 
 /* ---- timers: a heap, the earliest at its top ------------------------------------------------- */
@@ -236,6 +246,7 @@ static bool is_lost_message(const struct fabric_packet *packet)
         return false;
     if (world.lost_messages[type] > 0)
         world.lost_messages[type]--;
+    world.harmed++;
     return true;
 }
 
@@ -256,6 +267,7 @@ static bool line_take(struct fabric_packet *packet)
 
     if (world.queue_ns > 0 && free - now > (fabric_time)world.queue_ns)
         return false;
+    world.harmed += free > now;
     world.line_free = free + bytes * 1000 * FABRIC_MS / (uint64_t)world.rate;
     packet->due = world.line_free;
     return true;
@@ -285,21 +297,21 @@ void fabric_packet_send(struct fabric_packet *packet)
 
     header->from_slot = (uint16_t)fabric_slot();
     packet->due = 0;
-    if (is_cut(header) || is_lost_message(packet) || chance(world.loss) ||
+    if (is_cut(header) || is_lost_message(packet) || strikes(world.loss) ||
         (world.rate > 0 && !line_take(packet))) {
         free(packet);
         return;
     }
-    if (chance(world.duplicate))
+    if (strikes(world.duplicate))
         twin = fabric_packet_copy(packet);
-    if (chance(world.delay))
+    if (strikes(world.delay))
         packet->due = (packet->due ? packet->due : fabric_now()) + (fabric_time)world.delay_ns;
     /* It comes first, and the true one is then taken for its repetition. */
-    if (chance(world.forge) && (forged = fabric_packet_copy(packet))) {
+    if (strikes(world.forge) && (forged = fabric_packet_copy(packet))) {
         bit_flip(forged);
         packet_route(forged);
     }
-    if (chance(world.corrupt))
+    if (strikes(world.corrupt))
         bit_flip(packet);
     packet_route(packet);
     if (twin)
@@ -616,6 +628,17 @@ FABRIC_API int fabric_set(const char *name, int64_t value)
             return 0;
         }
     return -1;
+}
+
+/* How many packets of this process a fault of the wire has lost, changed, doubled or held up. */
+FABRIC_API int64_t fabric_harmed(void)
+{
+    int64_t harmed;
+
+    fabric_lock();
+    harmed = world.harmed;
+    pthread_mutex_unlock(&world.lock);
+    return harmed;
 }
 
 /* Whether packets get from one device to another. */
