@@ -177,14 +177,15 @@ class MemoryRegion(Resource):
             # May run in a thread while the loop closes the domain, which has to outlive the call.
             pd._retain()
             try:
+                # Where the adapter, a program of the kernel, may complete a READ too early. Asked
+                # first: nothing may fail while only this frame has the handle.
+                seen = self._view is not None and pd.context.is_software
                 handle = function(pd._handle, *memory, rights)
                 if not handle:
                     raise _refusal(ffi.errno, verb, pd.context, access, length)
                 self.pd, self.access = pd, access
                 self.addr, self.length = addr, length
                 self.lkey, self.rkey = int(handle.lkey), int(handle.rkey)
-                # Where the adapter, a program of the kernel, may complete a READ too early.
-                seen = self._view is not None and pd.context.is_software
                 own = int(ffi.cast("uintptr_t", memory[0])) if seen else 0
                 self._registration = Registration(addr, length, self.lkey, rights, pd, own)
                 super().__init__(handle, (pd,))
@@ -648,7 +649,9 @@ def _refusal(code: int, verb: str, context: Context, access: Access, length: int
         if verb == "ibv_reg_dmabuf_mr":
             what = "dmabuf memory"
         return _unsupported(verb, context, what)
-    return os_error(code or errno.EIO, verb, detail=f"({length} bytes)")
+    error = os_error(code or errno.EIO, verb, detail=f"({length} bytes)")
+    error._unpinned = True
+    return error
 
 
 def _unsupported(verb: str, context: Context, what: str) -> NotSupportedError:
