@@ -131,6 +131,8 @@ class RdmaOSError(RdmaError, OSError):
     The exception is also the builtin that fits `errno`, such as `PermissionError`.
     """
 
+    _unpinned = False  # memory could not be registered: a peer that waits for it can be told
+
 
 class RdmaPermissionError(RdmaOSError, PermissionError):
     """No permission: to open a device node, to pin memory, or for memory of the peer."""

@@ -148,7 +148,7 @@ def abort_reason(cause: BaseException) -> AbortReason | None:
         return AbortReason.MESSAGE if cause._foreign else AbortReason.PROTOCOL
     if isinstance(cause, MessageDamagedError):
         return AbortReason.DAMAGED
-    if isinstance(cause, MemoryError):
+    if isinstance(cause, MemoryError) or getattr(cause, "_unpinned", False):
         return AbortReason.MEMORY
     if isinstance(cause, (PeerSilentError, TimeoutError)):
         return AbortReason.TIMEOUT
