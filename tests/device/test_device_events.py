@@ -10,6 +10,7 @@ devices are not taken away, so that here the descriptor is made to say it; every
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import functools
 import subprocess
@@ -36,7 +37,7 @@ from aiordma.verbs import (
     async_event,
 )
 from tests.device.closing import Hall
-from tests.device.meeting import Pair
+from tests.device.meeting import Pair, talk_both_ways
 from tests.device.oracle import until
 from tests.device.shared import attributes
 from tests.inside.endpoint import iterators_of, link_of
@@ -127,6 +128,56 @@ async def test_a_gid_comes_and_goes(context: Context, pair: Pair, is_siw: bool) 
                 assert await kinds(events, AsyncEventType.GID_CHANGE)
             await until(functools.partial(there, "::ffff:10.81.0.1"))
         assert gids() == before
+
+
+@pytest.mark.kernel
+@pytest.mark.one_loop
+async def test_the_address_of_a_connection_goes_away(pair: Pair) -> None:
+    """The connection ends or goes on, and nobody waits for ever; those of others go on."""
+    host = "10.81.0.2"
+    config = ConnectionConfig(
+        ack_timeout=14, keepalive_s=0.5, idle_timeout_s=1.5, close_timeout_s=1
+    )
+    await ip("address", "add", f"{host}/24", "dev", CARD)
+    there = True
+    try:
+        async with (
+            aiordma.listen(host, 0, config=config) as listener,
+            aiordma.connect(host, listener.port, config=config) as client,
+        ):
+            server = await listener.accept()
+            await client.send(b"before")
+            assert bytes(await server.recv()) == b"before"
+            await ip("address", "del", f"{host}/24", "dev", CARD)
+            there = False
+            async with asyncio.timeout(20):
+                with contextlib.suppress(aiordma.ConnectionLostError):
+                    await client.send(b"after")
+                    assert bytes(await server.recv()) == b"after"
+                    await server.send(b"answer")
+                    assert bytes(await client.recv()) == b"answer"
+            await server.close()
+        await talk_both_ways(pair, 3, lambda rng: rng.choice((1, 5000)))
+    finally:
+        if there:
+            await ip("address", "del", f"{host}/24", "dev", CARD)
+
+
+@pytest.mark.kernel
+async def test_the_mtu_changes_under_a_connection(
+    context: Context, pair: Pair, is_siw: bool
+) -> None:
+    """What is connected goes on with the packets of before."""
+    before = context.query_port(1).active_mtu
+    await ip("link", "set", "dev", CARD, "mtu", "1500")
+    try:
+        if not is_siw:
+            await until(lambda: context.query_port(1).active_mtu < before)
+        await talk_both_ways(pair, 20, lambda rng: rng.choice((1, 5000, 60_000)))
+    finally:
+        await ip("link", "set", "dev", CARD, "mtu", "9000")
+        await until(lambda: context.query_port(1).active_mtu == before)
+    await talk_both_ways(pair, 20, lambda rng: rng.choice((1, 5000, 60_000)))
 
 
 # Connection.events()

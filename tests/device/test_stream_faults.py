@@ -30,8 +30,14 @@ NOTICED_S = 40.0
         ("duplicate", "10%"),
         ("delay", "2ms", "reorder", "25%", "50%"),
         ("delay", "1ms", "loss", "5%", "duplicate", "10%", "reorder", "25%", "50%"),
+        ("corrupt", "1%"),
+        ("delay", "100ms"),
+        ("rate", "50mbit"),
     ],
-    ids=["5% lost", "10% twice", "25% out of order", "all together"],
+    ids=[
+        *("5% lost", "10% twice", "25% out of order", "all together"),
+        *("1% damaged", "late", "a slow wire"),
+    ],
 )
 async def test_every_byte_arrives(address: str, wire: None, fault: tuple[str, ...]) -> None:
     seed = random.SystemRandom().randrange(1 << 32)

@@ -1,0 +1,233 @@
+"""Write docs/reliability.md: what a program sees of each fault, where that is shown, by which test.
+
+Usage: ``tools/reliability_table.py [--check | --run]``. The rows are in tests/matrix.toml, and the
+results are read from the reports of the last ``make test`` in build/test. ``--run`` runs only the
+tests of the rows, in each place that this machine has, before it writes the page; it takes about
+ten minutes. ``--check`` writes nothing; it fails if the page is not what would be written.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+from xml.etree import ElementTree
+
+from checks import ROOT, write_page
+from stages import REPORTS, RXE, SIW
+
+PAGE = ROOT / "docs/reliability.md"
+ROWS = ROOT / "tests/matrix.toml"
+#: Above the rows that begin with a letter.
+SECTIONS = {
+    "N": "The network",
+    "P": "The peer",
+    "D": "The adapter",
+    "Q": "Queues and keys",
+    "R": "Resources",
+    "A": "asyncio and the program",
+    "F": "Processes and rights",
+    "S": "Hostile peers",
+    "E": "Calls and events",
+}
+PLACES = ("fabric", "Soft-RoCE", "iWARP", "two hosts", "model")
+
+_HEAD = """\
+# Reliability
+
+What a program sees when the network, the peer, the adapter or the machine fails, and by when. This
+page is written by `tools/reliability_table.py`, out of `tests/matrix.toml` and the reports of the
+tests.
+
+## In short
+
+- **Every call ends.** It has its result, raises an error of [](errors.md), or is canceled, within
+  the bounds of [](timeouts.md), whatever the peer does.
+- **The network loses, doubles, delays, reorders or damages packets:** nothing but delay, as the
+  adapter repeats. If it has repeated in vain for about two seconds (`retry_count`, `ack_timeout`),
+  who sends gets `ConnectionLostError`. Who is idle hears of it by the keepalive: after
+  `idle_timeout_s` for messages and requests, 30 seconds by default; a stream after `keepalive_s`
+  and those retries.
+- **The peer's process ends:** `ConnectionLostError` at once, after the data that had arrived. If
+  it stands still, its adapter goes on to acknowledge: messages and requests end with
+  `PeerSilentError` after `idle_timeout_s`, and a send that it does not take after
+  `stall_timeout_s`, if you set it. If its machine has no power: as with a dead network.
+- **An end is never taken for a good one.** A stream or a sequence of messages ends in good order
+  only if the peer has said so; otherwise there is an error.
+- **A connect** ends within `connect_timeout_s`, **a close** within `close_timeout_s`.
+- **The adapter fails or is taken away:** `DeviceRemovedError` from everything that waits, at once.
+- **Memory, descriptors or places are short:** the call that needs them raises; connections that
+  are there go on, and a listener serves again as soon as there are some.
+- **A peer that breaks the rules** ends its own connection and no other, and reaches no memory that
+  it was not given.
+- **An event of the adapter gets lost:** a second of delay.
+
+[](faults.md) has the means to try most of this with a program of your own.
+
+## The matrix
+
+Each row is a fault that tests bring about, and that what is said about it holds. *Fabric* is [RDMA
+in memory](fabric.md), *two hosts* are two Soft-RoCE devices with a wire between them whose clock
+skips idle time, and *model* are tests with an adapter made of code. A number counts the cases that
+have passed; an empty place has no test of the row.
+
+"""
+
+
+def load_rows() -> dict[str, Any]:
+    """The rows, by their names."""
+    with ROWS.open("rb") as file:
+        return tomllib.load(file)
+
+
+def place_of(stage: str) -> str:
+    """Where the tests of a stage run, from its name."""
+    if "fabric" in stage or stage.startswith("matrix-"):
+        return "fabric"
+    if "two-hosts" in stage:
+        return "two hosts"
+    if "unit" in stage or stage in ("sanitized", "debug", "fuzz"):
+        return "model"
+    return "iWARP" if "siw" in stage else "Soft-RoCE"
+
+
+def read_results() -> dict[str, dict[str, Counter[str]]]:
+    """How often each test passed or did not, by its name and the place."""
+    found: dict[str, dict[str, Counter[str]]] = {}
+    for report in sorted((ROOT / REPORTS).glob("*.xml")):
+        place = place_of(report.stem)
+        for case in ElementTree.parse(report).iter("testcase"):
+            file = case.get("classname", "").replace(".", "/") + ".py"
+            name = f"{file}::{case.get('name', '').partition('[')[0]}"
+            kinds = {child.tag for child in case}
+            if "skipped" in kinds:
+                continue
+            verdict = "failed" if kinds & {"failure", "error"} else "passed"
+            found.setdefault(name, {}).setdefault(place, Counter())[verdict] += 1
+    return found
+
+
+def cell(tests: list[str], place: str, results: Mapping[str, Mapping[str, Counter[str]]]) -> str:
+    """The results of a row in a place."""
+    total: Counter[str] = Counter()
+    for test in tests:
+        total += results.get(test, {}).get(place, Counter())
+    if total["failed"]:
+        return f"{total['failed']} failed"
+    return str(total["passed"] or "")
+
+
+def shown(row: Mapping[str, Any], results: Mapping[str, Mapping[str, Counter[str]]]) -> bool:
+    """Whether each test of a row has passed somewhere, and none has failed."""
+    tests = row.get("shown_by", [])
+    counts = [sum(results.get(test, {}).values(), Counter[str]()) for test in tests]
+    return bool(tests) and all(count["passed"] and not count["failed"] for count in counts)
+
+
+def page() -> str:
+    """The whole page."""
+    rows, results = load_rows(), read_results()
+    if not results:
+        raise SystemExit(f"there are no reports in {REPORTS}: make test, or {sys.argv[0]} --run")
+    done = [name for name, row in rows.items() if shown(row, results)]
+    lines = [f"{_HEAD}{len(done)} of {len(rows)} rows are shown.\n"]
+    for letter, title in SECTIONS.items():
+        mine = {name: row for name, row in rows.items() if name.startswith(letter)}
+        lines += [
+            f"### {title}\n",
+            f"| Row | What goes wrong | What a program sees | {' | '.join(PLACES)} |",
+            f"| {' | '.join(['---'] * (3 + len(PLACES)))} |",
+        ]
+        for name, row in mine.items():
+            cells = [cell(row.get("shown_by", []), place, results) for place in PLACES]
+            mark = "" if name in done else " (not shown)"
+            lines.append(f"| {name}{mark} | {row['fault']} | {row['sees']} | {' | '.join(cells)} |")
+        lines.append("")
+        lines += [text for name, row in mine.items() for text in notes(name, row)]
+        lines.append("")
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def notes(name: str, row: Mapping[str, Any]) -> Iterator[str]:
+    """What stands below a table about a row: the tests, and what they leave open."""
+    words = ", ".join(f"`{test}`" for test in row.get("shown_by", []))
+    if missing := row.get("missing"):
+        words = f"not shown: {missing}"
+    if differs := row.get("differs"):
+        words += f"; {differs}"
+    yield f"- {name}: {words}."
+
+
+# ---- run the tests of the rows
+
+
+_APART = "not virtual_time and not two_hosts and not qemu"
+#: Software iWARP has neither datagrams nor windows; tests/device/conftest.py leaves them out.
+_NOT_ON_IWARP = ("test_datagram", "test_windows")
+
+
+def commands(tests: list[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The stages, and how each is run: by its report's name."""
+
+    def pytest(stage: str, *more: str) -> tuple[str, ...]:
+        report = ROOT / REPORTS / f"{stage}.xml"
+        words = ("-q", "-W", "error", "-p", "no:cacheprovider", f"--junitxml={report}")
+        return (sys.executable, "-m", "pytest", *words, *more)
+
+    def below(*folders: str) -> tuple[str, ...]:
+        return tuple(test for test in tests if test.startswith(folders))
+
+    softroce = (sys.executable, "-m", "aiordma.testing.softroce")
+    device = below("tests/device/")
+    iwarp = tuple(test for test in device if not any(word in test for word in _NOT_ON_IWARP))
+    slow = ("--timeout=7200",)
+    yield "unit", pytest("unit", *below("tests/unit/"))
+    yield "fabric", pytest("fabric", "tests/fabric/test_matrix.py", *below("tests/fabric/test_"))
+    yield "runner", pytest("runner", *below("tests/runner/"), "-m", "not qemu and not kernels")
+    yield (
+        "device-fabric",
+        (
+            *(sys.executable, "-m", "aiordma_fabric", "--devices=2", "--", "env"),
+            *("AIORDMA_SOFTROCE_ADDR=127.0.0.1", "AIORDMA_SOFTROCE_DEVICE=rxe"),
+            *pytest("device-fabric", *device, "-m", f"{_APART} and not kernel"),
+        ),
+    )
+    yield "device-rxe", (*softroce, *RXE, "--", *pytest("device-rxe", *device, "-m", _APART))
+    yield (
+        "device-siw",
+        (
+            *(*softroce, *SIW, "--"),
+            *pytest("device-siw", *iwarp, "--loop=uvloop", "-m", f"{_APART} and not one_device"),
+        ),
+    )
+    for stage, mark, more in (
+        ("virtual-time", "virtual_time and not two_hosts", ()),
+        ("two-hosts", "two_hosts", ("--hosts", "2")),
+    ):
+        yield (
+            stage,
+            (
+                *(*softroce, *RXE, *more, "--virtual-time", "--"),
+                *pytest(stage, *device, "-m", mark, *slow),
+            ),
+        )
+
+
+def run() -> None:
+    """Run the tests of all rows, each where it can."""
+    (ROOT / REPORTS).mkdir(parents=True, exist_ok=True)
+    tests = sorted({test for row in load_rows().values() for test in row.get("shown_by", [])})
+    for stage, command in commands(tests):
+        print(f"{stage} ...", flush=True)
+        done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+        print(done.stdout[-3000:] if done.returncode else done.stdout.strip().splitlines()[-1])
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--run"]:
+        run()
+        del sys.argv[1:]
+    write_page(PAGE, page(), __doc__)
