@@ -447,6 +447,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.kernel
 async def test_g11_a_listener_without_descriptors_neither_spins_nor_goes_deaf(
     address: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -112,6 +112,7 @@ def test_a_server_that_has_changed_its_user_stops(address: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.kernel
 def test_b03_memory_that_may_not_be_pinned(address: str) -> None:
     each = plan_of(aiordma.ConnectionConfig()).pinned
     for limit in (0, each - 1):
@@ -126,6 +127,7 @@ def test_b03_memory_that_may_not_be_pinned(address: str) -> None:
         assert checks["locked memory"]["status"] == "FAIL"
 
 
+@pytest.mark.kernel
 def test_b03_as_much_as_one_connection_needs(address: str) -> None:
     each = plan_of(aiordma.ConnectionConfig()).pinned
     with modes():

@@ -17,6 +17,7 @@ IDLE_S = 10.0
 pytestmark = [pytest.mark.device, pytest.mark.slow]
 
 
+@pytest.mark.kernel
 @pytest.mark.timeout(300)
 def test_a_thousand_connections_within_a_tenth_of_a_gibibyte(
     address: str, loop_name: str, is_siw: bool

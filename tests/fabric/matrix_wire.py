@@ -66,17 +66,16 @@ async def test_n01_lost_packets_are_sent_again(loss: int) -> None:
     """At 20% the adapter may give up, and then the program is told."""
     async with asyncio.timeout(LIMIT_S), paired(HERE, QUICK) as ends:
         with wire({"loss": loss}):
-            if loss < 200_000:
-                await talk(ends)
-            else:
-                with contextlib.suppress(ExceptionGroup, aiordma.ConnectionLostError):
-                    await talk(ends)
+            try:
+                await talk(ends, 100)
+            except* aiordma.ConnectionLostError:
+                assert loss == max(LOSSES)
 
 
 async def test_n01_lost_packets_of_a_stream() -> None:
     async with asyncio.timeout(LIMIT_S):
-        with wire({"loss": 10_000}):
-            await stream_through(200_000)
+        with wire({"loss": 50_000}):
+            await stream_through()
 
 
 @pytest.mark.parametrize("fault", BAD)
@@ -183,7 +182,7 @@ async def test_n07_both_ends_notice_a_dead_wire(*, busy: bool) -> None:
 async def test_n07_no_end_retries_for_ever() -> None:
     """Seven would mean that on some adapters."""
     for each in (ConnectionConfig(), StreamConfig()):
-        assert getattr(each, "retry_count", 6) <= 6
+        assert each.retry_count <= 6
     with pytest.raises(ValueError, match="retry_count"):
         ConnectionConfig(retry_count=7)
 

@@ -1,4 +1,4 @@
-"""The rows of the matrix of faults, their tests, and the page that is made of them belong together."""
+"""The rows of the matrix of faults, their tests and the page that is made of them fit together."""
 
 from __future__ import annotations
 

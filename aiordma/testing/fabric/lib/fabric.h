@@ -248,8 +248,8 @@ struct fabric_gid {
 /* An adapter, the same in each process of the run. */
 struct fabric_device {
     struct ibv_device ibv;
-    unsigned number; /* from 0 */
-    uint64_t guid;   /* network order */
+    unsigned number;           /* from 0 */
+    uint64_t guid;             /* network order */
     enum ibv_port_state state; /* no packet crosses a port that is not active */
     bool removed;              /* nobody finds it any more */
     uint16_t lid;
