@@ -101,12 +101,13 @@ def read_results() -> dict[str, dict[str, Counter[str]]]:
         place = place_of(report.stem)
         for case in ElementTree.parse(report).iter("testcase"):
             file = case.get("classname", "").replace(".", "/") + ".py"
-            name = f"{file}::{case.get('name', '').partition('[')[0]}"
+            whole = f"{file}::{case.get('name', '')}"
             kinds = {child.tag for child in case}
             if "skipped" in kinds:
                 continue
             verdict = "failed" if kinds & {"failure", "error"} else "passed"
-            found.setdefault(name, {}).setdefault(place, Counter())[verdict] += 1
+            for name in {whole, whole.partition("[")[0]}:
+                found.setdefault(name, {}).setdefault(place, Counter())[verdict] += 1
     return found
 
 
@@ -219,7 +220,8 @@ def commands(tests: list[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
 def run() -> None:
     """Run the tests of all rows, each where it can."""
     (ROOT / REPORTS).mkdir(parents=True, exist_ok=True)
-    tests = sorted({test for row in load_rows().values() for test in row.get("shown_by", [])})
+    named = [test for row in load_rows().values() for test in row.get("shown_by", [])]
+    tests = sorted({test.partition("[")[0] for test in named})
     for stage, command in commands(tests):
         print(f"{stage} ...", flush=True)
         done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)

@@ -155,6 +155,11 @@ def test_the_options_of_softroce() -> None:
             assert f"| {getattr(softroce_errors, name)} |" in text, name
 
 
+def _section(text: str, title: str) -> str:
+    """The text below a heading, up to the next one."""
+    return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
 def test_the_options_and_profiles_of_the_fabric() -> None:
     text = (DOCS / "fabric.md").read_text()
     found = re.findall(
@@ -162,11 +167,24 @@ def test_the_options_and_profiles_of_the_fabric() -> None:
     )
     for option in found:
         assert f"| `{option}" in text, option
-    rows = re.findall(r"^\| `([\w.-]+)` \|", text.partition("## Profiles")[2], re.M)
+    rows = re.findall(r"^\| `([\w.-]+)` \|", _section(text, "Profiles"), re.M)
     assert rows == aiordma_fabric.profiles()
     told = re.findall(r"^\| `(AIORDMA_FABRIC\w*)` \|", text, re.M)
     source = Path(aiordma_fabric.__file__).read_text()
     assert set(told) == set(re.findall(r"AIORDMA_FABRIC\w*", source)) | {"AIORDMA_FABRIC_ADDR2"}
+
+
+def test_the_incidents_of_the_fabric() -> None:
+    """The names that fabric_set() knows, but for two that only a simulation has."""
+    text = _section((DOCS / "fabric.md").read_text(), "Incidents")
+    folder = Path(aiordma_fabric.__file__).parent / "aiordma/testing/fabric/lib"
+    known = set(re.findall(r'\{"([\w ]+)", &world\.', (folder / "world.c").read_text()))
+    assert known - {"reorder", "late"} == {name for name in known if f"`{name}`" in text}
+    source = "".join((folder / name).read_text() for name in ("world.c", "incidents.c"))
+    functions = re.findall(r"^\| `\w+ (fabric_\w+)\(", text, re.M)
+    assert len(functions) == 7
+    for name in functions:
+        assert re.search(rf"^FABRIC_API .*\b{name}\(", source, re.M), name
 
 
 def test_the_decisions() -> None:
