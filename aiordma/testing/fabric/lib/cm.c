@@ -580,9 +580,7 @@ static void request_take(struct fabric_id *listener, const struct fabric_packet 
         return;
     }
     id->state = FABRIC_CM_REQUESTED;
-    id->device = device;
-    id->ibv.verbs = verbs;
-    id->ibv.port_num = 1;
+    fabric_cm_device_set(id, device);
     id->slot = packet->header.from_slot;
     id->peer = fabric_device(packet->header.from_device);
     id->remote = message->from;

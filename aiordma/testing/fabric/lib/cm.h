@@ -133,6 +133,7 @@ int fabric_cm_notify(struct fabric_id *id, enum ibv_event_type event);
 void fabric_cm_leave(struct fabric_id *id);
 /* The context of a device that all ids of the process share; NULL: it could not be opened. */
 struct ibv_context *fabric_cm_context(struct fabric_device *device);
+void fabric_cm_device_set(struct fabric_id *id, struct fabric_device *device);
 /* The queue pair that is connected; NULL: the program has it, and connects it itself. */
 struct fabric_qp *fabric_cm_qp(const struct fabric_id *id);
 /* An errno, or 0: to RTR and RTS. */

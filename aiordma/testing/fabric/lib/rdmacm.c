@@ -13,13 +13,26 @@
 
 #include "cm.h"
 
-/* ---- contexts, which all ids of a device share ----------------------------------------------- */
+/* ---- contexts and protection domains, which all ids of a device share ------------------------ */
 
 static struct {
     unsigned generation;
     bool open;
     struct ibv_context *contexts[FABRIC_DEVICES];
+    struct fabric_pd *pds[FABRIC_DEVICES]; /* man rdma_create_qp(3): one for each device */
 } shared;
+
+/* The library's own, which no program has asked for: it is not counted among the process's. */
+static struct fabric_pd *pd_new(struct ibv_context *verbs)
+{
+    struct fabric_pd *pd = calloc(1, sizeof(*pd));
+
+    if (pd) {
+        pd->context = fabric_context(verbs);
+        pd->ibv.context = verbs;
+    }
+    return pd;
+}
 
 static void shared_open(void)
 {
@@ -39,14 +52,27 @@ static void shared_open(void)
     shared.generation = fabric_generation();
     count = fabric_device_count();
     fabric_unlock();
-    for (number = 0; number < count; number++)
+    for (number = 0; number < count; number++) {
         shared.contexts[number] = fabric_open(fabric_device(number));
+        if (shared.contexts[number])
+            shared.pds[number] = pd_new(shared.contexts[number]);
+    }
     pthread_mutex_unlock(&opening);
 }
 
 struct ibv_context *fabric_cm_context(struct fabric_device *device)
 {
     return shared.contexts[device->number];
+}
+
+void fabric_cm_device_set(struct fabric_id *id, struct fabric_device *device)
+{
+    struct fabric_pd *pd = shared.pds[device->number];
+
+    id->device = device;
+    id->ibv.verbs = fabric_cm_context(device);
+    id->ibv.pd = pd ? &pd->ibv : NULL;
+    id->ibv.port_num = 1;
 }
 
 FABRIC_API struct ibv_context **rdma_get_devices(int *count)
@@ -456,13 +482,6 @@ void fabric_cm_gids(struct fabric_id *id)
     addr->addr.ibaddr.pkey = 0xffff;
 }
 
-static void device_set(struct fabric_id *id, struct fabric_device *device)
-{
-    id->device = device;
-    id->ibv.verbs = fabric_cm_context(device);
-    id->ibv.port_num = 1;
-}
-
 /* Whether the machine has an address, though no adapter does. */
 static bool is_local(const struct sockaddr *address)
 {
@@ -510,7 +529,7 @@ static int bind_to(struct fabric_id *id, const struct sockaddr *address)
     id->has_port = true;
     *port_place(own) = htons(port.port);
     if (device) {
-        device_set(id, device);
+        fabric_cm_device_set(id, device);
         fabric_cm_gids(id);
     }
     id->state = FABRIC_CM_BOUND;
@@ -563,14 +582,14 @@ static int resolve_address(struct fabric_id *id, const struct sockaddr *source,
     if (is_any(destination)) {
         /* The wildcard is this host itself. */
         if (!id->device)
-            device_set(id, fabric_device(0));
+            fabric_cm_device_set(id, fabric_device(0));
         put_address(&addr->dst_addr, (struct sockaddr *)&id->device->addresses[0]);
     }
     peer = fabric_device_of_address(&addr->dst_addr);
     if (is_group(destination)) {
         /* No adapter has the address of a group: the program says from where it sends. */
         if (!id->device)
-            device_set(id, fabric_device(0));
+            fabric_cm_device_set(id, fabric_device(0));
         if (is_any(&addr->src_addr))
             put_address(&addr->src_addr, (struct sockaddr *)&id->device->addresses[0]);
     } else if (!peer && fabric_is_neighbor(&addr->dst_addr)) {
@@ -585,7 +604,7 @@ static int resolve_address(struct fabric_id *id, const struct sockaddr *source,
     }
     id->peer = peer;
     if (!id->device)
-        device_set(id, peer);
+        fabric_cm_device_set(id, peer);
     if (is_any(&addr->src_addr)) {
         /* The way to an own address begins there. */
         put_address(&addr->src_addr, id->device == peer

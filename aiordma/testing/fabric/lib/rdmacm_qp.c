@@ -11,23 +11,6 @@
 
 /* ---- queue pairs of an id -------------------------------------------------------------------- */
 
-static struct ibv_pd *default_pd(struct fabric_id *id)
-{
-    static struct {
-        unsigned generation;
-        struct ibv_pd *pds[FABRIC_DEVICES];
-    } shared;
-    struct ibv_pd **pd = &shared.pds[id->device->number];
-
-    if (shared.generation != fabric_generation()) {
-        memset(&shared, 0, sizeof(shared)); /* they are the parent's */
-        shared.generation = fabric_generation();
-    }
-    if (!*pd)
-        *pd = ibv_alloc_pd(id->ibv.verbs);
-    return *pd;
-}
-
 static int make_cq(struct ibv_context *verbs, unsigned size, void *context,
                    struct ibv_comp_channel **channel, struct ibv_cq **cq)
 {
@@ -101,16 +84,15 @@ static int qp_begin(struct rdma_cm_id *id)
 
 FABRIC_API int rdma_create_qp_ex(struct rdma_cm_id *ibv, struct ibv_qp_init_attr_ex *attr)
 {
-    struct fabric_id *id = fabric_id(ibv);
     struct ibv_qp_init_attr_ex own;
 
     if (!ibv || ibv->qp || !ibv->verbs || !attr)
         return fabric_fail(EINVAL);
     if (!(attr->comp_mask & IBV_QP_INIT_ATTR_PD) || !attr->pd) {
         attr->comp_mask |= IBV_QP_INIT_ATTR_PD;
-        attr->pd = ibv->pd ? ibv->pd : default_pd(id);
+        attr->pd = ibv->pd;
         if (!attr->pd)
-            return -1;
+            return fabric_fail(ENOMEM);
     } else if (attr->pd->context != ibv->verbs) {
         return fabric_fail(EINVAL);
     }
@@ -176,9 +158,9 @@ FABRIC_API int rdma_create_srq(struct rdma_cm_id *ibv, struct ibv_pd *pd,
     if (!ibv->verbs || ibv->srq)
         return fabric_fail(EINVAL);
     if (!pd)
-        pd = ibv->pd ? ibv->pd : default_pd(fabric_id(ibv));
+        pd = ibv->pd;
     if (!pd)
-        return -1;
+        return fabric_fail(ENOMEM);
     ibv->srq = ibv_create_srq(pd, attr);
     if (!ibv->srq)
         return -1;
