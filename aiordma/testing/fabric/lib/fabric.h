@@ -628,6 +628,8 @@ enum fabric_opcode {
     FABRIC_DATAGRAM,
     /* The connection manager's. */
     FABRIC_CM,
+    /* Never sent: a process has ended, and all that it had sent has come. */
+    FABRIC_GONE,
 };
 
 enum fabric_packet_flags {

@@ -33,6 +33,9 @@ void fabric_packet_arrived(struct fabric_packet *packet)
     case FABRIC_CM:
         fabric_cm_arrived(packet);
         return;
+    case FABRIC_GONE:
+        fabric_cm_process_gone(header->from_slot);
+        return;
     case FABRIC_DATAGRAM:
         fabric_datagram_arrived(packet);
         return;

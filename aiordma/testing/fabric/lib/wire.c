@@ -219,16 +219,28 @@ static void way_go_on(struct way *way)
 
 /* ---- receiving ------------------------------------------------------------------------------- */
 
+/* What it has sent comes before its end, and is taken before it, too. */
 static void peer_gone(unsigned slot)
 {
+    struct fabric_packet *packet;
+
     if (!slot)
         return;
     way_close(slot);
-    fabric_cm_process_gone(slot);
+    packet = fabric_packet_new(0);
+    if (!packet) {
+        fabric_cm_process_gone(slot);
+        return;
+    }
+    packet->header.opcode = FABRIC_GONE;
+    packet->header.from_slot = (uint16_t)slot;
+    packet->header.from_device = packet->header.to_device = FABRIC_DEVICES; /* of none: never cut */
+    fabric_enqueue(packet);
 }
 
-/* false: the other process has ended. */
-static bool read_from(unsigned place)
+enum heard { HEARD_ALL, HEARD_MORE, HEARD_END }; /* MORE: there may be; END: the process's */
+
+static enum heard read_from(unsigned place)
 {
     static struct {
         struct fabric_header header;
@@ -241,12 +253,12 @@ static bool read_from(unsigned place)
     for (i = 0; i < AT_ONCE; i++) {
         length = recv(wire.in[place].fd, &came, sizeof(came), MSG_DONTWAIT);
         if (length < 0)
-            return errno == EAGAIN || errno == EINTR;
+            return errno == EAGAIN || errno == EINTR ? HEARD_ALL : HEARD_END;
         if (length == 0)
-            return false;
+            return HEARD_END;
         if ((size_t)length < sizeof(came.header) ||
             came.header.size != (size_t)length - sizeof(came.header) ||
-            came.header.from_slot > FABRIC_SLOTS)
+            came.header.from_slot > FABRIC_SLOTS || came.header.opcode == FABRIC_GONE)
             continue;
         wire.in[place].slot = came.header.from_slot;
         packet = fabric_packet_new(came.header.size);
@@ -256,7 +268,7 @@ static bool read_from(unsigned place)
         memcpy(packet->bytes, came.bytes, came.header.size);
         fabric_enqueue(packet);
     }
-    return true;
+    return HEARD_MORE;
 }
 
 static void accept_all(void)
@@ -279,6 +291,29 @@ static void in_close(unsigned place)
     peer_gone(slot);
 }
 
+/* The way to a process has ended: read what it had sent. Whether that has told of its end. */
+static bool read_rest(unsigned slot)
+{
+    bool told = false;
+    enum heard heard;
+    unsigned i;
+
+    accept_all();
+    for (i = wire.in_count; i-- > 0;) {
+        /* Who has not been heard yet may be the one. */
+        if (wire.in[i].slot && wire.in[i].slot != slot)
+            continue;
+        do
+            heard = read_from(i);
+        while (heard == HEARD_MORE);
+        if (heard == HEARD_END) {
+            told |= wire.in[i].slot == slot;
+            in_close(i);
+        }
+    }
+    return told;
+}
+
 void fabric_wire_read(void)
 {
     unsigned i;
@@ -287,7 +322,7 @@ void fabric_wire_read(void)
         return;
     fabric_lock();
     for (i = wire.in_count; i-- > 0;)
-        if (!read_from(i))
+        if (read_from(i) == HEARD_END)
             in_close(i);
     fabric_unlock();
 }
@@ -337,13 +372,14 @@ void fabric_wire_wait(fabric_time due)
             way_go_on(way);
         if (polled[i].revents & (POLLHUP | POLLERR)) {
             way_close(slots[i]);
-            peer_gone(slots[i]);
+            if (!read_rest(slots[i]))
+                peer_gone(slots[i]);
         }
     }
     /* From the last one, because a closed one's place is taken by the last. */
     for (i = ins; i-- > 0;)
         if (i < wire.in_count && polled[2 + i].fd == wire.in[i].fd && polled[2 + i].revents)
-            if (!read_from(i))
+            if (read_from(i) == HEARD_END)
                 in_close(i);
     if (polled[1].revents)
         accept_all();
