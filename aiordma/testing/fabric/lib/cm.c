@@ -260,6 +260,19 @@ static int data_put(const struct fabric_id *id, struct fabric_cm_message *messag
     return 0;
 }
 
+/* Requests and replies say what the program's queue pair may do beyond the specification. */
+static void ece_put(const struct fabric_id *id, struct fabric_cm_message *message)
+{
+    message->ece_vendor = id->local_ece.vendor_id;
+    message->ece_options = id->local_ece.options;
+}
+
+static void ece_take(struct fabric_id *id, const struct fabric_cm_message *message)
+{
+    id->remote_ece.vendor_id = message->ece_vendor;
+    id->remote_ece.options = message->ece_options;
+}
+
 /* ---- ids ------------------------------------------------------------------------------------- */
 
 static void timer_ring(struct fabric_timer *timer);
@@ -368,6 +381,7 @@ int fabric_cm_connect(struct fabric_id *id, const struct rdma_conn_param *param)
     id->mtu = fabric_cm_mtu();
     id->remote = 0;
     message = message_of(id, fabric_cm_is_datagram(id) ? FIND : REQUEST);
+    ece_put(id, &message);
     error = data_put(id, &message, param->private_data, param->private_data_len);
     if (error)
         return error;
@@ -407,6 +421,7 @@ static void reply_arrived(struct fabric_id *id, const struct fabric_cm_message *
     id->remote = message->from;
     id->remote_qpn = message->qpn;
     id->remote_psn = message->psn;
+    ece_take(id, message);
     id->initiator_depth = smaller(id->initiator_depth, message->responder_resources);
     id->responder_resources = smaller(id->responder_resources, message->initiator_depth);
     id->rnr_retries = message->rnr_retries;
@@ -586,6 +601,7 @@ static void request_take(struct fabric_id *listener, const struct fabric_packet 
     id->remote = message->from;
     id->remote_qpn = message->qpn;
     id->remote_psn = message->psn;
+    ece_take(id, message);
     id->mtu = smaller(fabric_cm_mtu(), message->mtu);
     id->tos = message->tos; /* one class for both directions */
     id->retries = message->retries;
@@ -677,6 +693,7 @@ int fabric_cm_accept(struct fabric_id *id, const struct rdma_conn_param *param)
     message.retries = 0; /* a reply has no room for it */
     message.rnr_retries = own.rnr_retry_count;
     message.srq = id->srq;
+    ece_put(id, &message);
     request_settled(id);
     if (fabric_cm_is_datagram(id)) {
         id->state = FABRIC_CM_CONNECTED;

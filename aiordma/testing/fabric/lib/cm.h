@@ -41,6 +41,7 @@ struct fabric_cm_message {
     uint16_t space;
     uint32_t from, to; /* ids; to: 0 in a request */
     uint32_t qpn, psn, qkey;
+    uint32_t ece_vendor, ece_options; /* enhanced connection establishment; 0: none */
     struct sockaddr_storage source, destination;
     unsigned char data[FABRIC_CM_DATA];
 };
@@ -81,6 +82,7 @@ struct fabric_id {
     uint32_t qpn, psn, remote_qpn, remote_psn, remote_qkey;
     uint8_t responder_resources, initiator_depth, flow_control, retries, rnr_retries, srq, mtu;
     uint8_t ack_timeout, tos;
+    struct ibv_ece local_ece, remote_ece;
 
     /* What is sent again until it is answered. */
     struct fabric_timer timer;

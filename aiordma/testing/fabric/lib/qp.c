@@ -527,10 +527,10 @@ FABRIC_API int ibv_destroy_qp(struct ibv_qp *ibv)
     return 0;
 }
 
+/* Options of enhanced connection establishment are a vendor's: this adapter has none. */
 FABRIC_API int ibv_query_ece(struct ibv_qp *qp, struct ibv_ece *ece)
 {
-    memset(ece, 0, sizeof(*ece));
-    return 0;
+    return EOPNOTSUPP;
 }
 
 FABRIC_API int ibv_set_ece(struct ibv_qp *qp, struct ibv_ece *ece)

@@ -804,14 +804,21 @@ FABRIC_API int rdma_init_qp_attr(struct rdma_cm_id *ibv, struct ibv_qp_attr *att
 
 FABRIC_API int rdma_set_local_ece(struct rdma_cm_id *ibv, struct ibv_ece *ece)
 {
-    return fabric_fail(ibv && !ibv->qp && ece && ece->vendor_id ? 0 : EINVAL);
+    if (!ibv || ibv->qp || !ece || !ece->vendor_id || ece->comp_mask)
+        return fabric_fail(EINVAL);
+    fabric_lock();
+    fabric_id(ibv)->local_ece = *ece;
+    fabric_unlock();
+    return 0;
 }
 
 FABRIC_API int rdma_get_remote_ece(struct rdma_cm_id *ibv, struct ibv_ece *ece)
 {
     if (!ibv || ibv->qp || !ece)
         return fabric_fail(EINVAL);
-    memset(ece, 0, sizeof(*ece));
+    fabric_lock();
+    *ece = fabric_id(ibv)->remote_ece;
+    fabric_unlock();
     return 0;
 }
 
