@@ -308,3 +308,20 @@ bool fabric_port_find(uint16_t space, const struct sockaddr *address, struct fab
     leave();
     return exact || any;
 }
+
+/* For whoever starts a server and has to know when it is ready. */
+FABRIC_API int fabric_listens(unsigned port)
+{
+    bool found = false;
+    unsigned i;
+
+    fabric_lock();
+    fabric_slot(); /* joined before the mutex is held */
+    enter();
+    for (i = 0; i < registry->ports_used && !found; i++)
+        found = registry->ports[i].listens && registry->ports[i].port == port &&
+                in_use(&registry->ports[i]);
+    leave();
+    fabric_unlock();
+    return found;
+}

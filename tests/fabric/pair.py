@@ -1,0 +1,124 @@
+"""A server and a client beside it, within a run of the fabric: `pair.py PLAN`.
+
+PLAN is an object of JSON, see `Plan`; so is what is printed: the exit status and the output of each
+side.  The client is started when the server is ready, and not before: its port is in the registry of
+the run or among the kernel's, or it has said so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypedDict
+
+_POLL_S = 0.005
+_LISTEN = "0A"  # in /proc/net/tcp
+
+
+class Plan(TypedDict):
+    """What to run.
+
+    Attributes:
+        server: Words; none: the client alone.
+        client: Words; none: the server alone, until it has said `ready`.
+        ready: When the server is: `rdma PORT`, `tcp PORT`, or a text that it prints.
+        endless: Whether the server has no end of its own and is killed after the client.
+        limit_s: Of all of it.
+    """
+
+    server: list[str]
+    client: list[str]
+    ready: str
+    endless: bool
+    limit_s: float
+
+
+class Side:
+    """A program, and what it says as it says it."""
+
+    def __init__(self, words: list[str]) -> None:
+        # Into a pipe C programs write by the page, and what a killed one has not written is lost.
+        self._process = subprocess.Popen(
+            ["stdbuf", "-oL", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="backslashreplace",
+        )
+        self.said = ""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.said += line
+
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def finish(self, deadline: float) -> dict[str, Any]:
+        """Its end, or what there is at the deadline; `None` as status if it had to be killed."""
+        status: int | None
+        try:
+            status = self._process.wait(max(0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            status = None
+            self.kill()
+        self._reader.join(1)
+        return {"status": status, "said": self.said}
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def _listens_over_tcp(port: int) -> bool:
+    end = f":{port:04X}"
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            _, local, _, state, *_ = line.split()
+            if state == _LISTEN and local.endswith(end):
+                return True
+    return False
+
+
+def _readiness(ready: str, server: Side) -> Callable[[], bool]:
+    kind, _, port = ready.partition(" ")
+    if kind == "rdma":
+        library = ctypes.CDLL("libibverbs.so.1")
+        return lambda: bool(library.fabric_listens(int(port)))
+    if kind == "tcp":
+        return lambda: _listens_over_tcp(int(port))
+    return lambda: ready in server.said
+
+
+def run(plan: Plan) -> dict[str, Any]:
+    """Run both; what became of each."""
+    deadline = time.monotonic() + plan["limit_s"]
+    if not plan["server"]:
+        return {"client": Side(plan["client"]).finish(deadline)}
+    server = Side(plan["server"])
+    is_ready = _readiness(plan["ready"], server)
+    while not is_ready():
+        if server.ended() or time.monotonic() > deadline:
+            return {"server": server.finish(deadline)}
+        time.sleep(_POLL_S)
+    results = {}
+    if plan["client"]:
+        results["client"] = Side(plan["client"]).finish(deadline)
+    if plan["endless"]:
+        server.kill()
+    results["server"] = server.finish(deadline)
+    return results
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(json.loads(sys.argv[1]))))
