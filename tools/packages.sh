@@ -25,6 +25,7 @@ lint   | cmd:git                                            | git
 peers  | cmd:rping                                          | rdmacm-utils
 peers  | cmd:rstream                                        | rdmacm-utils
 peers  | file:/usr/lib/python3/dist-packages/pyverbs/cmid.* | python3-pyverbs
+peers  | file:/usr/share/doc/rdma-core/tests/run_tests.py   | python3-pyverbs
 peers  | cmd:ibv_devinfo                                    | ibverbs-utils
 perf   | cmd:ib_send_lat                                    | perftest
 peers  | cmd:readelf                                        | binutils

@@ -275,6 +275,9 @@ _DEBUG = (
     "core/test_message_state", "core/test_wakeup_tasks", "core/test_waiting", "core/test_coroutine",
 )  # fmt: skip
 
+#: Of tests/fabric, those that need the packages of others.
+_FOREIGN = ("tests/fabric/test_programs.py", "tests/fabric/test_pyverbs.py")
+
 #: In seconds of the guest, of which a test may use many and a hang uses them up at once.
 _VIRTUAL = ("--timeout=7200",)
 UML = ("--engine", "uml")
@@ -369,6 +372,13 @@ STAGES: tuple[Stage, ...] = (
         "fabric",
         "the launcher of the fabric, and pytest --fabric: RDMA in memory",
         "tests/fabric",
+        *(f"--ignore={file}" for file in _FOREIGN),
+        limit_s=600,
+    ),
+    _local(
+        "foreign",
+        "programs of rdma-core and perftest, and pyverbs' own tests, over the fabric",
+        *_FOREIGN,
         limit_s=600,
     ),
     *(_over_fabric(profile, loop) for profile, loop in FABRIC_PROFILES.items()),

@@ -29,6 +29,8 @@ class Plan(TypedDict):
         client: Words; none: the server alone, until it has said `ready`.
         ready: When the server is: `rdma PORT`, `tcp PORT`, or a text that it prints.
         endless: Whether the server has no end of its own and is killed after the client.
+        again: A text with which a client ends that came too soon; then all begins anew, in the same
+            limit.
         limit_s: Of all of it.
     """
 
@@ -36,6 +38,7 @@ class Plan(TypedDict):
     client: list[str]
     ready: str
     endless: bool
+    again: str
     limit_s: float
 
 
@@ -103,6 +106,14 @@ def _readiness(ready: str, server: Side) -> Callable[[], bool]:
 def run(plan: Plan) -> dict[str, Any]:
     """Run both; what became of each."""
     deadline = time.monotonic() + plan["limit_s"]
+    while True:
+        results = _once(plan, deadline)
+        came_too_soon = plan["again"] and plan["again"] in results.get("client", {}).get("said", "")
+        if not came_too_soon or time.monotonic() > deadline:
+            return results
+
+
+def _once(plan: Plan, deadline: float) -> dict[str, Any]:
     if not plan["server"]:
         return {"client": Side(plan["client"]).finish(deadline)}
     server = Side(plan["server"])
@@ -112,9 +123,11 @@ def run(plan: Plan) -> dict[str, Any]:
             return {"server": server.finish(deadline)}
         time.sleep(_POLL_S)
     results = {}
+    failed = False
     if plan["client"]:
         results["client"] = Side(plan["client"]).finish(deadline)
-    if plan["endless"]:
+        failed = results["client"]["status"] != 0
+    if plan["endless"] or failed:
         server.kill()
     results["server"] = server.finish(deadline)
     return results

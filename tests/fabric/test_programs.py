@@ -41,11 +41,12 @@ def ran(case: Case, **names: object) -> dict[str, Any]:
         "client": case.client.format(**names).split(),
         "ready": case.ready.format(**names),
         "endless": case.endless,
+        "again": case.again,
         "limit_s": LIMIT_S,
     }
     words = (sys.executable, str(PAIR), json.dumps(plan))
     done = subprocess.run(
-        launched(f"--profile={case.profile}", "--", *words),
+        launched("--", *words),
         env=outside(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
