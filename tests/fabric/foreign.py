@@ -69,7 +69,9 @@ def _refused_pingpong(name: str, words: str, says: str) -> Case:
     return Case(name, "", f"{words} -p {{port}} -g 0 {_ADDRESS}", client_says=says, status=1)
 
 
-def _perf(name: str, words: str, size: int, *, by_cm: bool = False, server_tells: bool = True) -> Case:
+def _perf(
+    name: str, words: str, size: int, *, by_cm: bool = False, server_tells: bool = True
+) -> Case:
     """A program of perftest: a table with one row of this size and 200 turns."""
     command = f"{words} -F -n 200 -d fab0 -p {{port}} " + ("-R" if by_cm else "-x 0")
     says = rf"(?m)^ {size} +200 "
@@ -192,14 +194,14 @@ CASES = (
 #: What each program shows that is run, of each package.
 SHOWS = {
     "rdmacm-utils": {
-        "rping": "connections; SEND, READ and WRITE, each byte compared by the program; `-P` threads",
-        "ucmatose": "20 connections at a time, 10 messages in each direction; `-m` moves ids to another channel",
+        "rping": "connections; SEND, READ and WRITE, each byte compared; `-P` threads",
+        "ucmatose": "20 connections at a time, both directions; `-m` moves ids to another channel",
         "udaddy": "datagrams by the connection manager, 5 at a time",
         "mckey": "a multicast group, sender and receiver",
         "cmtime": "20 connections at a time, each step",
         "rdma_client": "`rdma_getaddrinfo`, `rdma_create_ep`, calls that wait",
         "rdma_server": "the same, of the side that listens",
-        "rdma_xclient": "refused: it sends inline and asks its queue pair for no room for that: `EINVAL`",
+        "rdma_xclient": "refused: it sends inline without having asked for it: `EINVAL`",
         "rdma_xserver": "listens; its client is refused",
         "rstream": "rsockets, blocking and not",
         "riostream": "rsockets, and writes past the stream",
@@ -210,7 +212,7 @@ SHOWS = {
         "ibv_asyncwatch": "opens the device and waits for its events",
         "ibv_devices": "the list of devices",
         "ibv_devinfo": "all attributes of a device and its port",
-        "ibv_rc_pingpong": "RC by hand; `-e` events, `-N` `ibv_wr_*`, `-t` extended completion queue, `-c` bytes compared",
+        "ibv_rc_pingpong": "RC, bytes compared; `-e` events, `-N` `ibv_wr_*`, `-t` timestamps",
         "ibv_srq_pingpong": "a shared receive queue of 16 queue pairs; `-e` events",
         "ibv_uc_pingpong": "refused: no UC",
         "ibv_ud_pingpong": "UD by hand; `-e` events",
@@ -234,6 +236,6 @@ SHOWS = {
 #: Why the others are left out.
 LEFT_OUT = {
     "raw_ethernet_burst_lat": "raw packets, and the rate limits of an adapter",
-    "run_perftest_loopback": "a script that starts two of the others, each on a processor of its own",
-    "run_perftest_multi_devices": "a script that starts the others on several devices, by `numactl`",
+    "run_perftest_loopback": "a script that starts two of the others",
+    "run_perftest_multi_devices": "a script that starts the others on several devices",
 }

@@ -1,10 +1,10 @@
-"""pyverbs' own tests of rdma-core, as a program of the system's Python: `pyverbs_suite.py FOLDER FILE`.
+"""pyverbs' own tests, as a program of the system's Python: `pyverbs_suite.py FOLDER FILE`.
 
 FOLDER has the package `tests` as rdma-core delivers it.  FILE gets an object of what became of each
 test: its outcome, and the reason if it was skipped or what went wrong if it failed.
 
-One function of theirs is replaced.  `_get_ip_mac` asks sysfs for the network device of an adapter, and
-the program `ip` for its address; the fabric is not in sysfs.  Without an address the tests of the
+One function of theirs is replaced.  `_get_ip_mac` asks sysfs for the network device of an adapter,
+and the program `ip` for its address; the fabric is not in sysfs.  Without an address the tests of the
 connection manager would be left out.  Here it answers with the address in AIORDMA_FABRIC_ADDR.
 """
 
@@ -36,23 +36,23 @@ class Outcomes(unittest.TestResult):
         took = time.monotonic() - self._begun
         print(f"{took:.2f} {outcome} {test.id()} {why}", flush=True)
 
-    def startTest(self, test: unittest.TestCase) -> None:  # noqa: N802
+    def startTest(self, test: unittest.TestCase) -> None:
         super().startTest(test)
         self._begun = time.monotonic()
 
-    def addSuccess(self, test: unittest.TestCase) -> None:  # noqa: N802
+    def addSuccess(self, test: unittest.TestCase) -> None:
         super().addSuccess(test)
         self._note(test, "passed")
 
-    def addSkip(self, test: unittest.TestCase, reason: str) -> None:  # noqa: N802
+    def addSkip(self, test: unittest.TestCase, reason: str) -> None:
         super().addSkip(test, reason)
         self._note(test, "skipped", reason)
 
-    def addFailure(self, test: unittest.TestCase, err: Any) -> None:  # noqa: N802
+    def addFailure(self, test: unittest.TestCase, err: Any) -> None:
         super().addFailure(test, err)
         self._note(test, "failed", self.failures[-1][1])
 
-    def addError(self, test: unittest.TestCase, err: Any) -> None:  # noqa: N802
+    def addError(self, test: unittest.TestCase, err: Any) -> None:
         super().addError(test, err)
         self._note(test, "failed", self.errors[-1][1])
 

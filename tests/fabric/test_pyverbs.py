@@ -1,4 +1,4 @@
-"""pyverbs' own tests over the fabric, as rdma-core has them: none fails, and each left out has a reason."""
+"""pyverbs' own tests over the fabric: none fails, and each that is left out has a reason."""
 
 from __future__ import annotations
 

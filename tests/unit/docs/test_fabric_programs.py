@@ -30,7 +30,9 @@ def test_the_programs() -> None:
         for package, programs in SHOWS.items()
         for name, shows in programs.items()
     }
-    assert rows("Programs of rdma-core", 1) == [[f"`{name}`", why] for name, why in LEFT_OUT.items()]
+    assert rows("Programs of rdma-core", 1) == [
+        [f"`{name}`", why] for name, why in LEFT_OUT.items()
+    ]
     shown = [shows for programs in SHOWS.values() for shows in programs.values()]
     refused = sum(shows.startswith("refused: ") for shows in shown)
     assert f"{len(shown)} programs in {len(CASES)} runs; {refused} of the programs" in PROSE
