@@ -1,8 +1,8 @@
 """A server and a client beside it, within a run of the fabric: `pair.py PLAN`.
 
 PLAN is an object of JSON, see `Plan`; so is what is printed: the exit status and the output of
-each side.  The client is started when the server is ready, and not before: its port is in the registry of
-the run or among the kernel's, or it has said so.
+each side.  The client is started when the server is ready, and not before: its port is in the
+registry of the run or among the kernel's, or it has said so.
 """
 
 from __future__ import annotations

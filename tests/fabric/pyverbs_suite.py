@@ -4,8 +4,8 @@ FOLDER has the package `tests` as rdma-core delivers it.  FILE gets an object of
 test: its outcome, and the reason if it was skipped or what went wrong if it failed.
 
 One function of theirs is replaced.  `_get_ip_mac` asks sysfs for the network device of an adapter,
-and the program `ip` for its address; the fabric is not in sysfs.  Without an address the tests of the
-connection manager would be left out.  Here it answers with the address in AIORDMA_FABRIC_ADDR.
+and the program `ip` for its address; the fabric is not in sysfs.  Without an address the tests of
+the connection manager would be left out.  Here it answers with the address in AIORDMA_FABRIC_ADDR.
 """
 
 from __future__ import annotations
