@@ -136,6 +136,8 @@ class Outbox:
                 self._counts.dropped += 1
             elif not self._post(data, destination):
                 break
+            if not self._line:  # the post has failed: the endpoint is over, and all is dropped
+                return
             self._line.popleft()
             destination.queued -= 1
             self.size -= len(data) + _HEADER

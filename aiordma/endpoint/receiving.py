@@ -315,8 +315,12 @@ class Receiver:
         if self._waiters.places:
             self.wake()
             self._link.loop.call_soon(self._give_credit)
-        else:
-            self._state.waiting = False
+            return
+        self._state.waiting = False
+        # The program may be busy for long, with a send that waits, for instance, and take nothing:
+        # the peer, which has no credit left, must be able to send what there is room for.
+        if self._state.due <= 1:
+            self._link.loop.call_soon(self._give_credit)
 
     def _give_credit(self) -> None:
         """Give credits to the peer that no answer of the program has taken along."""

@@ -9,37 +9,94 @@ from tests.simulation.world import World
 __all__ = ["choose"]
 
 _MS = 1_000_000
+#: How long a call may take where the adapter sends again what got lost, and where a connection is
+#: given up: after 30 s of silence, and what its close takes.
+_REPAIRED_S, _GIVEN_UP_S = 60.0, 150.0
 
 
 def _nothing(_: World) -> str:
-    return "no fault"
+    return ""
 
 
 def _wire(world: World) -> str:
     """What a reliable connection repairs, so that no program may notice it."""
-    draw = world.random
+    _delays(world)
     told = []
     for name, most in (("loss", 30_000), ("duplicate", 50_000), ("reorder", 100_000)):
-        if draw.randrange(2):
-            value = draw.randrange(most)
+        if world.draw(f"has {name}", 2):
+            value = world.draw(name, most)
             world.fabric.fabric_set(name.encode(), value)
             told.append(f"{name} {value / 1e6:.3f}")
-    if draw.randrange(2):
-        value = draw.randrange(1, 20)
+    if world.draw("has delay", 2):
+        value = 1 + world.draw("delay", 19)
         world.fabric.fabric_set(b"delay", 50_000)
         world.fabric.fabric_set(b"delay_ns", value * _MS)
         told.append(f"delay {value} ms")
-    return ", ".join(told) or "no fault"
+    return ", ".join(told)
+
+
+def _delays(world: World, seconds: float = _REPAIRED_S) -> None:
+    world.may_delay = True
+    world.patience = max(world.patience, seconds)
+
+
+def _breaks(world: World) -> None:
+    _delays(world, _GIVEN_UP_S)
+    world.may_break = True
+
+
+def _moment(world: World, name: str) -> int:
+    """A moment early in the run: most things happen in its first milliseconds."""
+    return world.begin + world.draw(name, 1 << world.draw(f"{name} scale", 12)) * _MS
 
 
 def _cut(world: World) -> str:
-    """Nothing gets through for a while; connections may break, if it lasts."""
-    begin = world.begin + world.random.randrange(1, 3_000) * _MS
-    end = begin + world.random.randrange(1, 60_000) * _MS
-    world.may_break = True
-    world.plan.append((begin, lambda: world.fabric.fabric_cut(0, 0, 1)))
-    world.plan.append((end, lambda: world.fabric.fabric_cut(0, 0, 0)))
-    return f"cut from {begin / 1e9:.3f} to {end / 1e9:.3f}"
+    """Nothing gets through for a while, in one direction or in both: a partition."""
+    _breaks(world)
+    begin = _moment(world, "cut")
+    end = begin + (1 + world.draw("cut for", 60_000)) * _MS
+    ends = world.one_of("cut between", ((0, 0), (0, 1), (1, 0)))
+    both = world.draw("cut both", 2) and ends[0] != ends[1]
+    paths = [ends, ends[::-1]] if both else [ends]
+
+    def switch(cut: int) -> None:
+        for path in paths:
+            world.fabric.fabric_cut(*path, cut)
+
+    world.at(begin, lambda: switch(1))
+    world.at(end, lambda: switch(0))
+    return f"cut {paths} from {_told(begin)} to {_told(end)}"
+
+
+def _told(moment: int) -> str:
+    return f"{moment / 1e9:.3f}"
+
+
+def _power(world: World) -> str:
+    """The second adapter's side, or the only one, falls silent for ever."""
+    _breaks(world)
+    begin = _moment(world, "power")
+
+    def off() -> None:
+        for path in ((0, 1), (1, 0), (1, 1)):
+            world.fabric.fabric_cut(*path, 1)
+
+    world.at(begin, off)
+    return f"the second adapter is off from {_told(begin)}"
+
+
+def _pause(world: World) -> str:
+    """What one adapter sends is held back, and comes all at once."""
+    seconds = 1 << world.draw("pause for", 5)
+    if seconds > 1:
+        _breaks(world)
+    else:
+        _delays(world)
+    begin = _moment(world, "pause")
+    device = world.draw("pause of", 2)
+    end = begin + seconds * 1000 * _MS
+    world.at(begin, lambda: world.fabric.fabric_pause(device, end))
+    return f"adapter {device} pauses from {_told(begin)} for {seconds} s"
 
 
 #: Calls that a program's user may see fail, and how: the errors of their man pages.
@@ -49,10 +106,12 @@ _CALLS = {
     "ibv_create_comp_channel": errno.EMFILE,
     "ibv_create_cq": errno.ENOMEM,
     "ibv_create_qp": errno.ENOMEM,
+    "ibv_create_ah": errno.ENOMEM,
     "ibv_modify_qp": errno.EINVAL,
     "ibv_post_send": errno.ENOMEM,
     "ibv_post_recv": errno.ENOMEM,
     "ibv_req_notify_cq": errno.EIO,
+    "ibv_poll_cq": errno.EIO,
     "rdma_create_event_channel": errno.EMFILE,
     "rdma_create_id": errno.ENOMEM,
     "rdma_resolve_addr": errno.ENODEV,
@@ -66,14 +125,96 @@ _CALLS = {
 
 def _calls(world: World) -> str:
     """One call of the libraries fails, once or a few times."""
-    world.may_break = True
-    call = world.random.choice(list(_CALLS))
-    after, times = world.random.randrange(12), world.random.choice([1, 1, 2, 5])
+    _breaks(world)
+    call = world.one_of("call", list(_CALLS))
+    after = world.draw("call after", 1 << 1 + world.draw("call scale", 6))
+    times = world.one_of("call times", (1, 1, 2, 5))
     world.fabric.fabric_fault(call.encode(), after, times, _CALLS[call])
     return f"{call} fails after {after} calls, {times} times"
 
 
+def _interrupts(world: World) -> str:
+    """Reads of events are interrupted by signals: they are to be tried again, and nothing lost."""
+    for call in (b"ibv_get_cq_event", b"rdma_get_cm_event", b"ibv_get_async_event"):
+        after = world.draw("EINTR after", 30)
+        world.fabric.fabric_fault(call, after, 1 + world.draw("EINTR times", 3), errno.EINTR)
+    return "EINTR"
+
+
+def _lost_event(world: World) -> str:
+    """Completions are there, and no event tells of them: the safety poll finds them."""
+    _delays(world)
+    world.may_lose_events = True
+    after = world.draw("event after", 100)
+    times = 1 + world.draw("events", 3)
+    world.fabric.fabric_fault(b"completion event", after, times, 0)
+    return f"{times} events are lost after {after}"
+
+
+def _twice(world: World) -> str:
+    """An adapter reports a completion twice: nothing may be delivered twice for it."""
+    _breaks(world)
+    world.may_violate = True
+    after = world.draw("twice after", 60)
+    world.fabric.fabric_fault(b"completion twice", after, 1, 0)
+    return f"the completion after {after} comes twice"
+
+
+def _no_result(world: World) -> str:
+    """An adapter completes a READ or an atomic without its result, as Soft-RoCE may."""
+    _breaks(world)
+    world.may_violate = True  # a checksum tells it of a large message
+    world.be_software()
+    after = world.draw("result after", 20)
+    world.fabric.fabric_fault(b"result", after, 1 + world.draw("results", 3), 0)
+    return f"results after {after} do not land"
+
+
+def _port(world: World) -> str:
+    """A port goes down, and up again."""
+    _breaks(world)
+    begin = _moment(world, "port")
+    end = begin + (1 + world.draw("port for", 20_000)) * _MS
+    device = world.draw("port of", 2)
+    world.at(begin, lambda: world.fabric.fabric_link(device, 0))
+    world.at(end, lambda: world.fabric.fabric_link(device, 1))
+    return f"port {device} is down from {_told(begin)} to {_told(end)}"
+
+
+def _change(world: World) -> str:
+    """The addresses, or keys, of a port change; connections that are there go on."""
+    _delays(world)
+    begin = _moment(world, "change")
+    device = world.draw("change of", 2)
+    kind = world.one_of("change", (18, 11, 12, 13, 17))  # GID, LID, PKEY, SM, REREGISTER
+    world.at(begin, lambda: world.fabric.fabric_raise(kind, device))
+    return f"event {kind} of adapter {device} at {_told(begin)}"
+
+
+def _remove(world: World) -> str:
+    """An adapter is taken away: a module is unloaded, a card pulled."""
+    _breaks(world)
+    world.may_be_removed = True
+    begin = _moment(world, "removal")
+    device = world.draw("removal of", 2)
+    world.at(begin, lambda: world.fabric.fabric_remove(device))
+    return f"adapter {device} is removed at {_told(begin)}"
+
+
+#: The first are the plainest.
+_KINDS = (
+    _nothing, _nothing, _nothing, _wire, _wire, _wire, _calls, _calls, _calls, _cut, _cut, _pause,
+    _power, _lost_event, _interrupts, _twice, _no_result, _port, _change, _remove,
+)  # fmt: skip
+
+
 def choose(world: World) -> str:
     """Choose the faults of a run, and say which they are."""
-    kind = world.random.choice([_nothing, _wire, _wire, _cut, _calls])
-    return kind(world)
+    kinds = [kind for kind in _KINDS if world.can(kind.__name__)]
+    if world.system == "datagrams":
+        kinds.remove(_twice)  # they are told from one another by nobody
+    chosen = [world.one_of("fault", kinds)]
+    if world.once_in("second fault", 4):
+        chosen.append(world.one_of("fault too", kinds))
+    told = [kind(world) for kind in chosen]
+    return "; ".join(filter(None, told)) or "no fault"

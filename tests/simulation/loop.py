@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import selectors
+from collections.abc import Coroutine
+from typing import Any
 
 from tests.simulation.world import Stuck, World
 
@@ -47,12 +50,27 @@ class _Selector(selectors.PollSelector):
         return ready
 
 
+class _Task(asyncio.Task[Any]):
+    """A task whose place in a set is that of its birth, and not that of its address."""
+
+    def __init__(self, coro: Coroutine[Any, Any, Any], number: int, **options: Any) -> None:
+        self._number = number
+        super().__init__(coro, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class Loop(asyncio.SelectorEventLoop):
     """asyncio's own loop, on a simulated selector."""
 
     def __init__(self, world: World) -> None:
         super().__init__(_Selector(world))
         self._clock_resolution = 1e-9
+        numbers = itertools.count()
+        self.set_task_factory(
+            lambda loop, coro, **options: _Task(coro, next(numbers), loop=loop, **options)
+        )
 
 
 def run(world: World, main: object) -> None:

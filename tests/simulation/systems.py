@@ -1,8 +1,9 @@
 """The systems that are simulated: a server, its clients, and what must hold for what they say.
 
-Each is a coroutine that has to end within a bound of virtual time.  What a call is told must be
-true: an answer has the right bytes, in order and once, or the call raises one of the errors of the
-documentation.  With faults on the wire a connection may break; without them nothing may fail.
+Each is a coroutine that has to end within a bound of virtual time, as each of its calls has to.
+What a call is told must be true: an answer has the right bytes, in order and once, or the call
+raises one of the errors of the documentation.  With faults on the wire a connection may break;
+without them nothing may fail.
 """
 
 from __future__ import annotations
@@ -10,50 +11,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import aiordma
+from tests.simulation import datagrams, pools, streams, talk
+from tests.simulation.common import (
+    ADDRESS,
+    BROKEN,
+    connect,
+    count_of,
+    pattern,
+    settings,
+    size_of,
+    unless_broken,
+)
 from tests.simulation.world import World
 
-__all__ = ["SYSTEMS", "System", "is_broken"]
+__all__ = ["SYSTEMS", "System"]
 
 System = Callable[[World], Awaitable[None]]
-ADDRESS = "127.0.0.1"
-#: What a call may raise when the wire loses packets for long, or the peer ends.
-BROKEN = (aiordma.RdmaError, ConnectionError, TimeoutError, asyncio.IncompleteReadError)
-
-
-@contextlib.contextmanager
-def unless_broken(world: World) -> Iterator[None]:
-    """A client may be told that its connection broke, where a fault may break it."""
-    try:
-        yield
-    except BaseException as error:
-        if not world.may_break or not is_broken(error):
-            raise
-        world.note(f"broken: {type(error).__name__}")
-
-
-def is_broken(error: BaseException) -> bool:
-    """Whether it is one of the errors that a program has to expect."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(map(is_broken, error.exceptions))
-    return isinstance(error, BROKEN)
-
-
-def pattern(seed: int, size: int) -> bytes:
-    """Bytes of a message, which no other message has."""
-    return (seed.to_bytes(8, "little") * (size // 8 + 1))[:size]
-
-
-def size_of(world: World) -> int:
-    """A size of a message: small, of some frames, or large."""
-    kind = world.random.randrange(10)
-    if kind < 6:
-        return world.random.randrange(200)
-    if kind < 9:
-        return world.random.randrange(70_000)
-    return world.random.randrange(1_500_000)
 
 
 async def echo(world: World) -> None:
@@ -64,136 +40,118 @@ async def echo(world: World) -> None:
             await connection.send(message)
 
     async def client(number: int, port: int) -> None:
-        count = world.random.randrange(1, 12)
         with unless_broken(world):
-            await exchange(number, port, count)
-
-    async def exchange(number: int, port: int, count: int) -> None:
-        async with aiordma.connect(ADDRESS, port) as connection:
-            sent: list[bytes] = []
-            for index in range(count):
-                data = pattern(number << 32 | index, size_of(world))
-                await connection.send(data)
-                sent.append(data)
-                if world.random.randrange(3):
+            async with await connect(world, port) as connection, asyncio.TaskGroup() as tasks:
+                sent: asyncio.Queue[bytes] = asyncio.Queue(count_of(world, "ahead", 12))
+                count = count_of(world, "messages", 12)
+                tasks.create_task(ask(number, connection, sent, count))
+                for _ in range(count):
                     await take(connection, sent)
-            while sent:
-                await take(connection, sent)
 
-    async def take(connection: aiordma.Connection, sent: list[bytes]) -> None:
+    async def ask(
+        number: int, connection: aiordma.Connection, sent: asyncio.Queue[bytes], count: int
+    ) -> None:
+        for index in range(count):
+            data = pattern(number << 32 | index, size_of(world))
+            await sent.put(data)
+            await world.within(world.patience, "send()", connection.send(data))
+
+    async def take(connection: aiordma.Connection, sent: asyncio.Queue[bytes]) -> None:
         while True:
             try:
                 # A wait that is canceled has taken no message.
-                async with asyncio.timeout(world.random.choice([None, None, None, 0.0001])):
-                    message = await connection.recv()
+                limit = 0.0001 if world.once_in("canceled recv", 4) else None
+                async with asyncio.timeout(limit):
+                    message = await world.within(world.patience, "recv()", connection.recv())
                 break
-            except TimeoutError:
-                continue
+            except TimeoutError as error:
+                if limit is None or isinstance(error, aiordma.RdmaError):
+                    raise
         with message:
-            assert bytes(message) == sent[0], "an answer is not what was sent"
-        del sent[0]
+            assert bytes(message) == sent.get_nowait(), "an answer is not what was sent"
 
-    async with aiordma.serve(handler, ADDRESS, 0) as server, asyncio.TaskGroup() as tasks:
-        for number in range(world.random.randrange(1, 5)):
-            tasks.create_task(client(number, server.sockname[1]))
-
-
-async def streams(world: World) -> None:
-    """Bytes there and back over streams, in pieces of any size, with an end of each direction."""
-
-    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(*BROKEN):
-            while data := await reader.read(world.random.randrange(1, 100_000)):
-                writer.write(data)
-                await writer.drain()
-            if writer.can_write_eof():
-                writer.write_eof()
-        writer.close()
-        with contextlib.suppress(*BROKEN):
-            await writer.wait_closed()
-
-    async def client(number: int, port: int) -> None:
-        with unless_broken(world):
-            await exchange(number, port)
-
-    async def exchange(number: int, port: int) -> None:
-        total = world.random.choice([1, 1000, 100_000, 700_000])
-        data = pattern(number, total)
-        reader, writer = await aiordma.open_connection(ADDRESS, port)
-
-        async def write() -> None:
-            begin = 0
-            while begin < total:
-                end = begin + world.random.randrange(1, 80_000)
-                writer.write(data[begin:end])
-                if world.random.randrange(2):
-                    await writer.drain()
-                begin = end
-            writer.write_eof()
-
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(write())
-                reading = tasks.create_task(reader.read(-1))
-        finally:
-            writer.close()
-        assert reading.result() == data, "a stream has other bytes than were written"
-        await writer.wait_closed()
-
-    server = await aiordma.start_server(handler, ADDRESS, 0)
-    async with server, asyncio.TaskGroup() as tasks:
-        for number in range(world.random.randrange(1, 4)):
+    config = settings(world)
+    async with (
+        aiordma.serve(handler, ADDRESS, 0, config=config) as server,
+        asyncio.TaskGroup() as tasks,
+    ):
+        for number in range(count_of(world, "clients", 4)):
             tasks.create_task(client(number, server.port))
 
 
 async def requests(world: World) -> None:
     """Requests of several tasks of several clients; each is served once."""
     served: Counter[bytes] = Counter()
+    limit = world.one_of("limit", (256, 256, 1, 3))
 
     async def handle(request: aiordma.Request) -> bytes:
         body = bytes(request.body)
         served[body[:16]] += 1
-        if world.random.randrange(3) == 0:
-            await asyncio.sleep(world.random.random())
-        if world.random.randrange(10) == 0:
+        if world.once_in("slow", 3):
+            await asyncio.sleep(world.draw("sleep", 1000) / 1000)
+        if world.once_in("refused", 10):
             raise aiordma.RequestUnknownError
-        return body[::-1]
+        return body[::-1] * world.one_of("answer", (1, 1, 1, 0, 3))
 
     async def caller(connection: aiordma.Connection, name: int, count: int) -> None:
         for index in range(count):
             body = pattern(name << 32 | index, 16) + pattern(index, size_of(world) // 4)
-            try:
-                with await connection.request(body, timeout=200) as answer:
-                    assert bytes(answer) == body[::-1], "an answer is another request's"
-            except aiordma.RequestUnknownError:
-                continue
+            await call(connection, body)
+
+    async def call(connection: aiordma.Connection, body: bytes) -> None:
+        rushed = world.once_in("deadline", 6)
+        seconds = world.draw("seconds", 300) / 1000 if rushed else 200.0
+        # Those before it in line may sleep, too.
+        bound = seconds + world.patience if rushed else 60 + world.patience
+        coroutine = connection.request(body, timeout=seconds)
+        try:
+            if world.once_in("canceled request", 8):
+                async with asyncio.timeout(world.draw("until", 50) / 10_000):
+                    answer = await coroutine
+            else:
+                answer = await world.within(bound, "request()", coroutine)
+        except (aiordma.RequestUnknownError, aiordma.RequestDeadlineError):
+            assert rushed or served[body[:16]], "a request was refused that nobody served"
+        except TimeoutError as error:
+            if isinstance(error, aiordma.RdmaError):
+                raise
+            return
+        else:
+            with answer:
+                got, one = bytes(answer), body[::-1]
+            assert got in {b"", one, one * 3}, "an answer is another request's"
+            assert served[body[:16]] == 1, "an answer has come, and nobody was asked"
 
     async def client(number: int, port: int) -> None:
         with unless_broken(world):
-            await exchange(number, port)
+            async with await connect(world, port) as connection, asyncio.TaskGroup() as tasks:
+                for task in range(count_of(world, "tasks", 6)):
+                    name = number << 8 | task
+                    count = count_of(world, "calls", 5)
+                    tasks.create_task(caller(connection, name, count))
 
-    async def exchange(number: int, port: int) -> None:
-        async with (
-            aiordma.connect(ADDRESS, port) as connection,
-            asyncio.TaskGroup() as tasks,
-        ):
-            for task in range(world.random.randrange(1, 6)):
-                name = number << 8 | task
-                tasks.create_task(caller(connection, name, world.random.randrange(1, 5)))
-
-    async with aiordma.serve_requests(handle, ADDRESS, 0) as server, asyncio.TaskGroup() as tasks:
-        for number in range(world.random.randrange(1, 4)):
-            tasks.create_task(client(number, server.sockname[1]))
+    async with (
+        aiordma.serve_requests(
+            handle,
+            ADDRESS,
+            0,
+            limit=limit,
+            config=settings(world),
+            max_concurrent=world.one_of("concurrent", (100, 1, 2)),
+        ) as server,
+        asyncio.TaskGroup() as tasks,
+    ):
+        for number in range(count_of(world, "clients", 3)):
+            tasks.create_task(client(number, server.port))
     assert set(served.values()) <= {1}, "a request was served twice"
 
 
 async def one_sided(world: World) -> None:
     """READ, WRITE and atomics of several tasks, on memory that the other side has exposed."""
-    rows, row = 16, 256
+    rows, row = count_of(world, "rows", 16), world.one_of("row", (256, 8, 70_000))
     ended = asyncio.Event()
     table = bytearray(rows * row)
     counter = bytearray(8)
-    shown = bytearray()
 
     async def serve(connection: aiordma.Connection) -> None:
         async with (
@@ -202,18 +160,33 @@ async def one_sided(world: World) -> None:
         ):
             await connection.send(region.to_bytes())
             await connection.send(count.to_bytes())
-            await connection.recv()
-        shown[:] = bytes(table)
+            (await connection.recv()).release()
+        shown = bytes(table), bytes(counter)
+        await connection.send(b"over")
+        with contextlib.suppress(*BROKEN):
+            (await connection.recv()).release()
+        world.check(shown == (bytes(table), bytes(counter)), "a peer has written after the lease")
         ended.set()
 
     async def worker(
         connection: aiordma.Connection, rows_of: aiordma.RemoteRegion, place: int
     ) -> None:
-        for turn in range(world.random.randrange(1, 5)):
+        for turn in range(count_of(world, "turns", 4)):
             data = pattern(place << 16 | turn, row)
-            await connection.write(rows_of[place * row : (place + 1) * row], data)
+            part = rows_of[place * row : (place + 1) * row]
+            await world.within(world.patience, "write()", connection.write(part, data))
             back = bytearray(row)
-            await connection.read(rows_of, back, offset=place * row)
+            reading = connection.read(rows_of, back, offset=place * row)
+            if world.once_in("canceled read", 6):
+                try:
+                    async with asyncio.timeout(0.0001):
+                        await reading
+                except TimeoutError as error:
+                    if isinstance(error, aiordma.RdmaError):
+                        raise
+                    continue
+            else:
+                await world.within(world.patience, "read()", reading)
             assert back == data, "a READ has not what was written before it"
 
     async def client(connection: aiordma.Connection) -> None:
@@ -221,28 +194,42 @@ async def one_sided(world: World) -> None:
         count = aiordma.RemoteRegion.from_bytes(bytes(await connection.recv()))
         before: list[int] = []
 
-        async def add() -> None:
-            before.extend([await connection.fetch_add(count, 1) for _ in range(3)])
+        async def add(times: int) -> None:
+            for _ in range(times):
+                call = connection.fetch_add(count, 1)
+                before.append(await world.within(world.patience, "fetch_add()", call))
+                assert len(set(before)) == len(before), "an atomic has another one's result"
 
+        times = count_of(world, "additions", 6)
         async with asyncio.TaskGroup() as tasks:
             for place in range(rows):
                 tasks.create_task(worker(connection, region, place))
-            tasks.create_task(add())
-            tasks.create_task(add())
-        assert sorted(before) == list(range(6)), "an atomic was done twice, or not"
+            for _ in range(2):
+                tasks.create_task(add(times))
+        assert sorted(before) == list(range(2 * times)), "an atomic was done twice, or not"
         await connection.send(b"done")
-        async with asyncio.timeout(300 if world.may_break else None):
+        (await connection.recv()).release()
+        try:
+            await connection.write(region[:8], b"too late")
+        except aiordma.RdmaError:
+            pass
+        else:
+            raise AssertionError("memory could be written after its lease")
+        async with asyncio.timeout(300 if world.may_break else 10):
             await ended.wait()
 
-    async with aiordma.serve(serve, ADDRESS, 0) as server:
+    async with aiordma.serve(serve, ADDRESS, 0, config=settings(world)) as server:
         with unless_broken(world):
-            async with aiordma.connect(ADDRESS, server.sockname[1]) as connection:
+            async with await connect(world, server.port) as connection:
                 await client(connection)
 
 
 SYSTEMS: dict[str, System] = {
     "echo": echo,
-    "streams": streams,
+    "streams": streams.streams,
     "requests": requests,
     "one_sided": one_sided,
+    "talk": talk.talk,
+    "pool": pools.pool,
+    "datagrams": datagrams.datagrams,
 }

@@ -1,22 +1,32 @@
 """The simulated world: the fabric taken step by step, a clock that stands still, and chance.
 
-Everything that may come in more than one order is chosen by one generator, seeded by one number:
-packets, events, threads' jobs, timers.  Nothing in a run may depend on anything else, so that a
-seed that fails once fails again.
+Everything that may come in more than one order is chosen by the seed: packets, events, threads'
+jobs, timers, runs of the collector.  Nothing in a run may depend on anything else, so that a seed
+that fails once fails again.
+
+Two generators share that work.  `draw` decides what a run does: how many clients, which sizes,
+which faults.  Each of its choices has a name, under which a `Case` can bound it; a failing case is
+made smaller by lower bounds.  `random` decides the order in which things happen.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import hashlib
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from aiordma.loop import workers
 from aiordma.loop.job import Job
+from aiordma.verbs import Context
 
-__all__ = ["Stuck", "World"]
+__all__ = ["Case", "Stuck", "World"]
+
+T = TypeVar("T")
 
 _NS = 1_000_000_000
 #: The moment at which each run begins, in nanoseconds of the virtual clock.
@@ -25,6 +35,23 @@ _BEGIN = 1_000_000 * 1_000_000
 
 class Stuck(Exception):
     """Somebody waits, and nothing can happen any more."""
+
+
+@dataclass
+class Case:
+    """What a run does, but for the library: what a file of a failure has.
+
+    Attributes:
+        system: a key of `SYSTEMS`.
+        seed: decides all that chance decides.
+        order: another number for another order of the same things.
+        most: the largest value of a choice, by its name.
+    """
+
+    system: str
+    seed: int
+    order: int = 0
+    most: dict[str, int] = field(default_factory=dict)
 
 
 def _fabric() -> ctypes.CDLL:
@@ -37,6 +64,7 @@ def _fabric() -> ctypes.CDLL:
     library.fabric_set.argtypes = [ctypes.c_char_p, ctypes.c_int64]
     library.fabric_fault.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
     library.fabric_cut.argtypes = [ctypes.c_uint, ctypes.c_uint, ctypes.c_int]
+    library.fabric_pause.argtypes = [ctypes.c_uint, ctypes.c_uint64]
     library.fabric_count.restype = ctypes.c_int64
     return library
 
@@ -45,17 +73,24 @@ class World:
     """One run.
 
     Args:
-        seed: What decides all that chance decides.
+        case: What decides all that chance decides.
     """
 
     #: When the run begins, in nanoseconds of the virtual clock.
     begin = _BEGIN
     #: Chances of what may happen while the loop has work to do.
     busy_steps = (0, 0, 0, 1, 1, 2, 5)
+    #: How often the collector runs while the loop has work to do.
+    collects = 0.005
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.random = random.Random(seed)
+    def __init__(self, case: Case) -> None:
+        self.seed = case.seed
+        self.system = case.system
+        self.most = case.most
+        #: The names of the choices, and the largest value that each has had.
+        self.drawn: dict[str, int] = {}
+        self._chance = random.Random(case.seed)
+        self.random = random.Random(f"{case.seed} {case.order}")
         self.fabric = _fabric()
         self.clock = ctypes.CDLL(None)
         self.clock.simulated_due.restype = ctypes.c_uint64
@@ -65,8 +100,21 @@ class World:
         self.trace: list[str] | None = None
         #: Whether a fault may break a connection; else no call may fail.
         self.may_break = False
-        #: What happens at a moment, in nanoseconds, by itself.
-        self.plan: list[tuple[int, Callable[[], object]]] = []
+        #: Whether a fault takes time: packets are sent again, events are lost.
+        self.may_delay = False
+        #: Whether a fault may keep an event from a program.
+        self.may_lose_events = False
+        #: Whether an adapter may report what never was, so that a peer seems to break the rules.
+        self.may_violate = False
+        #: Parts of what the library logs with reason, although nothing is broken.
+        self.may_log: tuple[str, ...] = ()
+        #: Whether an adapter may be taken away.
+        self.may_be_removed = False
+        #: Seconds that a call may take if nobody lets it wait on purpose.
+        self.patience = 0.5
+        self._plan: list[tuple[int, Callable[[], object]]] = []
+        #: What must not be, found where an exception would be taken for the program's own.
+        self.wrong: list[str] = []
         self._ended = False
         self._digest = hashlib.blake2b(digest_size=8)
 
@@ -95,7 +143,12 @@ class World:
         workers.WorkerPool.submit = submit  # type: ignore[method-assign,assignment]
         workers.WorkerPool.drain = drain  # type: ignore[method-assign,assignment]
         os.urandom = self.random.randbytes
+        self._is_software = Context.is_software
         return self
+
+    def be_software(self) -> None:
+        """Let the library take the adapters for programs, whose results it does not trust."""
+        Context.is_software = property(lambda _: True)  # type: ignore[method-assign,assignment]
 
     def end(self) -> None:
         """The system has ended.
@@ -116,6 +169,7 @@ class World:
         workers.WorkerPool.submit = self._submit  # type: ignore[method-assign]
         workers.WorkerPool.drain = self._drain  # type: ignore[method-assign]
         os.urandom = self._urandom
+        Context.is_software = self._is_software  # type: ignore[method-assign]
         random.setstate(self._state)
         self.clock.simulated_advance(0)
 
@@ -124,6 +178,44 @@ class World:
         names = ["pd", "mr", "mw", "channel", "cq", "srq", "qp", "ah", "event_channel", "id"]
         counts = {name: self.fabric.fabric_count(kind) for kind, name in enumerate(names, 1)}
         return {name: count for name, count in counts.items() if count}
+
+    # ---- what a run does
+
+    def can(self, fault: str) -> bool:
+        """Whether the fabric has what a fault of this name needs."""
+        needs = {"_port": "fabric_link", "_change": "fabric_raise", "_remove": "fabric_remove"}
+        return fault not in needs or hasattr(self.fabric, needs[fault])
+
+    def draw(self, name: str, count: int) -> int:
+        """Choose a number from 0 to below `count`; the smaller, the less happens."""
+        value = self._chance.randrange(count)
+        if (most := self.most.get(name)) is not None:
+            value = min(value, most)
+        self.drawn[name] = max(value, self.drawn.get(name, 0))
+        return value
+
+    def one_of(self, name: str, values: Sequence[T]) -> T:
+        """Choose one of some values, the plainest of which come first."""
+        return values[self.draw(name, len(values))]
+
+    def once_in(self, name: str, count: int) -> bool:
+        """Whether something rare is to happen."""
+        return self.draw(name, count) == count - 1 and count > 1
+
+    def check(self, truth: object, text: str) -> None:
+        """Note what must not be, in a handler, whose exceptions the server logs."""
+        if not truth and not self._ended:
+            self.wrong.append(text)
+
+    async def within(self, seconds: float, what: str, call: Coroutine[Any, Any, T]) -> T:
+        """Await a call, which has to end within so many seconds, however it ends."""
+        began = self.now
+        try:
+            return await call
+        finally:
+            took = self.now - began
+            if took > seconds and not self._ended:
+                self.wrong.append(f"{what} took {took:.3f} s, and may take {seconds:.3f} s")
 
     # ---- steps
 
@@ -162,7 +254,9 @@ class World:
         return True
 
     def some_steps(self) -> None:
-        """Let a few things happen while the loop is busy."""
+        """Let a few things happen while the loop is busy; now and then the collector runs."""
+        if self.random.random() < self.collects:
+            gc.collect()
         for _ in range(self.random.choice(self.busy_steps)):
             if not self.step():
                 return
@@ -170,7 +264,7 @@ class World:
     def due(self) -> int:
         """When the next timer rings that is no timer of the loop's, in nanoseconds; 0: none is."""
         moments = [self.fabric.fabric_next_timer(), self.clock.simulated_due()]
-        moments += [moment for moment, _ in self.plan]
+        moments += [moment for moment, _ in self._plan]
         return min((moment for moment in moments if moment), default=0)
 
     def advance(self, moment: int) -> None:
@@ -178,7 +272,11 @@ class World:
         self.note(f"at {moment}")
         self.fabric.fabric_set_clock(moment)
         self.clock.simulated_advance(moment)
-        due = [each for each in self.plan if each[0] <= moment]
+        due = [each for each in self._plan if each[0] <= moment]
         for each in due:
-            self.plan.remove(each)
+            self._plan.remove(each)
             each[1]()
+
+    def at(self, moment: int, function: Callable[[], object]) -> None:
+        """Let something happen at a moment, in nanoseconds, by itself."""
+        self._plan.append((moment, function))

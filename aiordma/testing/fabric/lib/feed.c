@@ -44,7 +44,20 @@ void fabric_feed_push(struct fabric_feed *feed, struct fabric_note *note)
         fabric_feed_give(note);
 }
 
-struct fabric_note *fabric_feed_take(struct fabric_feed *feed)
+/* Whether the read is to fail for a fault: interrupted by a signal, for instance. */
+static bool read_fails(const char *call)
+{
+    bool fails = false;
+
+    if (fabric_has_faults()) {
+        fabric_lock();
+        fails = fabric_fails(call);
+        fabric_release();
+    }
+    return fails;
+}
+
+struct fabric_note *fabric_feed_take(struct fabric_feed *feed, const char *call)
 {
     struct fabric_note *note = NULL;
     uint64_t one;
@@ -53,6 +66,8 @@ struct fabric_note *fabric_feed_take(struct fabric_feed *feed)
         errno = EBADF;
         return NULL;
     }
+    if (read_fails(call))
+        return NULL;
     /* A note may be dropped between the read and the lock. */
     while (!note) {
         if (read(feed->fd, &one, sizeof(one)) < 0)

@@ -178,7 +178,7 @@ FABRIC_API int rdma_get_cm_event(struct rdma_event_channel *ibv, struct rdma_cm_
 
     if (!taken)
         return fabric_fail(EINVAL);
-    note = fabric_feed_take(&channel_of(ibv)->feed);
+    note = fabric_feed_take(&channel_of(ibv)->feed, "rdma_get_cm_event");
     if (!note)
         return -1;
     event = FABRIC_CONTAINER(note, struct fabric_cm_event, note);

@@ -60,6 +60,7 @@ static struct {
     fabric_time line_free;    /* when the packets before have left, at this rate */
     int64_t harmed;           /* packets that a fault of the wire has struck */
     bool blocked[FABRIC_DEVICES][FABRIC_DEVICES];
+    fabric_time paused[FABRIC_DEVICES]; /* until when a device holds back what it sends */
     struct fault faults[FAULTS];
     unsigned fault_count; /* places that were ever used */
 } world = {
@@ -306,6 +307,8 @@ void fabric_packet_send(struct fabric_packet *packet)
         twin = fabric_packet_copy(packet);
     if (strikes(world.delay))
         packet->due = (packet->due ? packet->due : fabric_now()) + (fabric_time)world.delay_ns;
+    if (header->from_device < FABRIC_DEVICES && packet->due < world.paused[header->from_device])
+        packet->due = world.paused[header->from_device];
     /* It comes first, and the true one is then taken for its repetition. */
     if (strikes(world.forge) && (forged = fabric_packet_copy(packet))) {
         bit_flip(forged);
@@ -395,7 +398,13 @@ void fabric_release(void)
 
 void fabric_wait(void)
 {
+    static const char TEXT[] = "fabric: a call waits for ever: a simulation has no other thread\n";
+
     leave();
+    if (fabric_is_stepped) {
+        (void)!write(STDERR_FILENO, TEXT, sizeof(TEXT) - 1);
+        abort();
+    }
     pthread_cond_wait(&world.changed, &world.lock);
 }
 
@@ -652,6 +661,17 @@ FABRIC_API int fabric_cut(unsigned from, unsigned to, int cut)
     return 0;
 }
 
+/* What a device sends is held back until a moment, and then comes in its order. */
+FABRIC_API int fabric_pause(unsigned device, uint64_t until)
+{
+    if (device >= FABRIC_DEVICES)
+        return -1;
+    fabric_lock();
+    world.paused[device] = until;
+    pthread_mutex_unlock(&world.lock);
+    return 0;
+}
+
 /* Objects that are there, of one kind; -1: there is no such kind. */
 FABRIC_API int64_t fabric_count(int kind)
 {
@@ -694,6 +714,7 @@ FABRIC_API void fabric_stepped(uint64_t seed)
     world.fault_count = 0;
     world.digest = 0xcbf29ce484222325u;
     memset(world.blocked, 0, sizeof(world.blocked));
+    memset(world.paused, 0, sizeof(world.paused));
     packets_forget(&world.flight);
     packets_forget(&world.delayed);
     world.flying = 0;
