@@ -173,7 +173,7 @@ class _Core:
     async def acquire(self, timeout: float, *, lend: bool) -> _Member:
         """Get a connection, alone or with others."""
         self.require_open()
-        member = self._find(lend=lend)
+        member = self._find(lend=lend, ahead=self._lenders)
         if member is not None:
             self._take(member, lend=lend)
             return member
@@ -206,7 +206,13 @@ class _Core:
             self._line.remove(place)
         self._let_in()  # connections may have been kept for this task
 
-    def _find(self, *, lend: bool) -> _Member | None:
+    @property
+    def _lenders(self) -> int:
+        """Tasks in line for a connection of their own."""
+        return sum(lends and not future.done() for future, lends in self._line)
+
+    def _find(self, *, lend: bool, ahead: int) -> _Member | None:
+        """A connection for a task that has so many in line before it that want one of their own."""
         now = self.loop.time()
         free = [
             member
@@ -217,9 +223,8 @@ class _Core:
             unused = [member for member in free if not member.users]
             # The connection that was used last, so that others can become old.
             return max(unused, key=lambda member: member.idle_since, default=None)
-        waiting = sum(lends and not future.done() for future, lends in self._line)
         free.sort(key=lambda member: member.users)
-        free = free[waiting:]
+        free = free[ahead:]
         if not free:
             return None
         if free[0].users >= _CROWDED:
@@ -259,12 +264,11 @@ class _Core:
         while self._line:
             future, lend = self._line[0]
             if not future.done():
-                # Out of the line, as if alone: it does not keep connections from itself.
-                self._line.popleft()
-                member = self._find(lend=lend)
+                # What is kept for those behind it is not kept from the first, whom they wait for.
+                member = self._find(lend=lend, ahead=0)
                 if member is None:
-                    self._line.appendleft((future, lend))
                     break
+                self._line.popleft()
                 self._take(member, lend=lend)
                 future.set_result(member)
             else:
@@ -386,6 +390,8 @@ class _Core:
             self._to_replace += 1
 
     def _retire(self, member: _Member) -> None:
+        if member not in self._members:
+            return  # it has broken, and `_watch` has taken it out
         self._members.remove(member)
         self._start(member.connection.close())
 

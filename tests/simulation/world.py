@@ -20,6 +20,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from aiordma.cm import resolving
+from aiordma.link import log_share
 from aiordma.loop import workers
 from aiordma.loop.job import Job
 from aiordma.verbs import Context
@@ -144,6 +146,9 @@ class World:
         workers.WorkerPool.drain = drain  # type: ignore[method-assign,assignment]
         os.urandom = self.random.randbytes
         self._is_software = Context.is_software
+        # What the library keeps for a while, of a run before.
+        resolving._ibacm = 0.0, False
+        log_share.VIOLATIONS._periods.clear()
         return self
 
     def be_software(self) -> None:
