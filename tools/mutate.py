@@ -1,10 +1,15 @@
 """Put bugs into the library, one at a time, and see whether the tests find them.
 
-Usage: ``tools/mutate.py [--quick | --only NAME...] [--list] [--jobs N] [--junit FILE]``.
+Usage: ``tools/mutate.py [--quick | --only NAME...] [--by simulation] [--list] [--jobs N]
+[--junit FILE]``.
 
 Each entry of tests/mutations.toml is a plausible bug: a file, a text that stands in it exactly
 once, what stands there with the bug, and the tests that must find it.  It is put into a copy of the
 repository below build/mutate, C is compiled again there, and the tests run.
+
+Those of the kind "order" concern order, time and ends.  With ``--by simulation`` they have to be
+found without their tests: seeds of the simulation run until one fails (docs/simulation.md).  An
+entry whose place is "simulation" has no other test.
 
 A bug is found if a test fails by an assertion or an exception.  One that only a limit of time has
 noticed counts as survived: such a test does not say what broke.  Before all others the tests run
@@ -44,6 +49,8 @@ MODULES = ("aiordma/_core", "aiordma/_ffi", "aiordma/testing/fabric", "aiordma/t
 PASSED, FAILED = 0, 1
 #: Seconds that the tests of one entry may take in all, and those of all entries together.
 LIMIT_S = {"unit": 150, "guest": 300}
+#: The place of bugs that seeds find; how many run, and how long they may take in all.
+SIMULATION, SEEDS, SEEDS_S = "simulation", 1200, 200
 WITHOUT_BUGS_S = 900
 _TIMED_OUT = re.compile(r"Timeout|TimeoutError|did not end|seconds left")
 #: Where tests can run: the options of softroce, or none for this machine.
@@ -51,6 +58,7 @@ WHERE: dict[str, tuple[str, ...]] = {
     "unit": (),
     "rxe": ("--engine", "uml", "--device", "rxe"),
     "siw": ("--engine", "uml", "--device", "siw"),
+    SIMULATION: (),
     "hosts": ("--engine", "uml", "--device", "rxe", "--hosts", "2", "--virtual-time"),
 }
 
@@ -65,8 +73,10 @@ class Mutation:
         old: what stands there, exactly once.
         new: what stands there with the bug.
         bug: what it does to a program, in a line.
-        tests: node ids of pytest, or files.
+        tests: node ids of pytest, or files; none where seeds alone find it.
         where: a key of `WHERE`.
+        kind: "order" for what concerns order, time and ends.
+        seed: of the simulation, that finds it, if the simulation has not changed since.
         loop: the event loop of tests in a guest.
         quick: part of `make test`.
     """
@@ -76,8 +86,10 @@ class Mutation:
     old: str
     new: str
     bug: str
-    tests: tuple[str, ...]
+    tests: tuple[str, ...] = ()
     where: str = "unit"
+    kind: str = ""
+    seed: int = 0
     loop: str = "asyncio"
     quick: bool = False
 
@@ -113,11 +125,13 @@ def load(path: Path = ENTRIES) -> list[Mutation]:
     entries = []
     for raw in tomllib.loads(path.read_text())["mutation"]:
         try:
-            entry = Mutation(**{**raw, "tests": tuple(raw["tests"])})
+            entry = Mutation(**{**raw, "tests": tuple(raw.get("tests", ()))})
         except (KeyError, TypeError) as exc:
             raise CheckFailedError(f"{path.name}: {raw.get('name', raw)}: {exc}") from None
-        if entry.where not in WHERE or not entry.tests:
+        if entry.where not in WHERE or bool(entry.tests) == (entry.where == SIMULATION):
             raise CheckFailedError(f"{path.name}: {entry.name}: no such place, or no tests")
+        if entry.kind not in {"", "order"}:
+            raise CheckFailedError(f"{path.name}: {entry.name}: no such kind")
         if entry.quick and entry.where != "unit":
             raise CheckFailedError(f"{path.name}: {entry.name}: quick is for unit tests")
         entries.append(entry)
@@ -246,6 +260,20 @@ class Tree:
         return status, report
 
 
+    def simulate(self, seed: int) -> Outcome:
+        """Run this seed, if it is not 0, and then others, until one fails."""
+        tries = [(seed, 1)] * bool(seed) + [(1, SEEDS)]
+        for first, count in tries:
+            command = [sys.executable, "-m", "tests.simulation.run", "--once", "--stop"]
+            words = (f"--first={first}", f"--count={count}")
+            status, output = run([*command, *words], self.root, SEEDS_S, PYTHONASYNCIODEBUG="")
+            (self.root / "build" / "output.txt").write_text(output)
+            outcome = judge_seeds(status, output)
+            if outcome.verdict != "survived":
+                break
+        return outcome
+
+
 def run(
     command: Sequence[str], cwd: Path, limit_s: float, **variables: str
 ) -> tuple[int | None, str]:
@@ -312,15 +340,35 @@ def judge(status: int | None, report: Path) -> Outcome:
     return Outcome("found", 0, test, text)
 
 
-def try_one(tree: Tree, entry: Mutation) -> Outcome:
-    """Put one bug in, run its tests and take it out again."""
+_FAILED = re.compile(r"^FAILED (\w+, seed \d+) (.*?)^  again:", re.MULTILINE | re.DOTALL)
+
+
+def judge_seeds(status: int | None, output: str) -> Outcome:
+    """Say whether a seed has found the bug, from the status and the output of the simulation."""
+    if status == PASSED:
+        return Outcome("survived", text="no seed fails with it")
+    failed = _FAILED.search(output)
+    if status is None or not failed:
+        text = output.strip().splitlines()[-1:] or [f"status {status}"]
+        return Outcome("timeout" if status is None else "error", text=text[0])
+    lines = [line.strip(" |") for line in failed[2].splitlines() if line.strip(" |+-")]
+    # A loop without an end, which a limit of true time has ended, tells nothing.
+    verdict = "timeout" if lines[0].endswith("status -14)") else "found"
+    return Outcome(verdict, test=failed[1], text=lines[-1])
+
+
+def try_one(tree: Tree, entry: Mutation, *, by_seeds: bool = False) -> Outcome:
+    """Put one bug in, run its tests, or seeds, and take it out again."""
     started = time.monotonic()
     before = (tree.root / entry.file).read_text()
     tree.write(entry.file, before.replace(entry.old, entry.new))
     try:
         if entry.is_c:
             tree.compile(entry.file)
-        outcome = judge(*tree.test(entry.tests, entry.where, entry.loop))
+        if by_seeds or entry.where == SIMULATION:
+            outcome = tree.simulate(entry.seed)
+        else:
+            outcome = judge(*tree.test(entry.tests, entry.where, entry.loop))
     except CheckFailedError as exc:
         outcome = Outcome("error", text=str(exc))
     finally:
@@ -331,10 +379,16 @@ def try_one(tree: Tree, entry: Mutation) -> Outcome:
     return Outcome(outcome.verdict, seconds, outcome.test, outcome.text)
 
 
-def without_bugs(tree: Tree, entries: Sequence[Mutation]) -> list[str]:
+def without_bugs(tree: Tree, entries: Sequence[Mutation], *, by_seeds: bool = False) -> list[str]:
     """Run the tests of the entries as they are; return what does not pass."""
     wrong = []
-    places = sorted({(entry.where, entry.loop) for entry in entries})
+    if by_seeds or any(entry.where == SIMULATION for entry in entries):
+        outcome = tree.simulate(0)
+        if outcome.verdict != "survived":
+            wrong.append(f"without a bug: {outcome.test}: {outcome.text}")
+    if by_seeds:
+        return wrong
+    places = sorted({(e.where, e.loop) for e in entries if e.where != SIMULATION})
     for where, loop in places:
         tests = sorted(
             {
@@ -353,7 +407,7 @@ def without_bugs(tree: Tree, entries: Sequence[Mutation]) -> list[str]:
 
 
 def try_all(
-    entries: Sequence[Mutation], jobs: int, scratch: Path
+    entries: Sequence[Mutation], jobs: int, scratch: Path, *, by_seeds: bool = False
 ) -> tuple[dict[str, Outcome], list[str]]:
     """Try every entry, so many at a time; what came of each, and what fails without a bug."""
     trees: queue.SimpleQueue[Tree] = queue.SimpleQueue()
@@ -372,7 +426,7 @@ def try_all(
             trees.put(tree)
 
     def one(entry: Mutation) -> Outcome:
-        outcome = using(lambda tree: try_one(tree, entry))
+        outcome = using(lambda tree: try_one(tree, entry, by_seeds=by_seeds))
         assert isinstance(outcome, Outcome)
         with lock:
             print(
@@ -383,7 +437,7 @@ def try_all(
         return outcome
 
     with ThreadPoolExecutor(jobs) as pool:
-        clean = pool.submit(using, lambda tree: without_bugs(tree, entries))
+        clean = pool.submit(using, lambda tree: without_bugs(tree, entries, by_seeds=by_seeds))
         outcomes = dict(zip((e.name for e in entries), pool.map(one, entries), strict=True))
         wrong = clean.result()
     assert isinstance(wrong, list)
@@ -430,6 +484,9 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="those that are part of make test")
     parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="these alone")
     parser.add_argument("--where", choices=sorted(WHERE), help="those whose tests run there")
+    parser.add_argument(
+        "--by", choices=[SIMULATION], help="those of order, time and ends, by seeds alone"
+    )
     parser.add_argument("--list", action="store_true", help="name the bugs and end")
     parser.add_argument("--jobs", type=int, default=2, help="so many at a time (2)")
     parser.add_argument("--junit", type=Path, help="write the results there")
@@ -447,6 +504,7 @@ def main() -> int:
             if (not options.only or entry.name in options.only)
             and (entry.quick or not options.quick)
             and options.where in {None, entry.where}
+            and (entry.kind == "order" or not options.by)
         ]
         if options.list:
             for entry in chosen:
@@ -458,7 +516,9 @@ def main() -> int:
         SCRATCH.mkdir(parents=True, exist_ok=True)
         # One run may be beside another.
         with tempfile.TemporaryDirectory(dir=SCRATCH, ignore_cleanup_errors=True) as scratch:
-            outcomes, wrong = try_all(chosen, options.jobs, Path(scratch))
+            outcomes, wrong = try_all(
+                chosen, options.jobs, Path(scratch), by_seeds=options.by == SIMULATION
+            )
     except CheckFailedError as exc:
         print(f"mutate: {exc}", file=sys.stderr)
         return 2

@@ -103,7 +103,12 @@ class RdmaDatagramTransport(Uncopied, transports._FlowControlMixin, asyncio.Data
         self._timer: asyncio.TimerHandle | None = None
         self._over: asyncio.Future[None] = loop.create_future()
         port.at_close(self._counts.end)
-        port.start(self)
+        try:
+            port.start(self)
+        except BaseException:
+            self._ended = True  # nobody has it, to close it
+            port.close()
+            raise
         fork.guard(self)
         fork.guard_public(self)
 
