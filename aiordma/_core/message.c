@@ -641,8 +641,11 @@ static void arrived(struct aio_message_state *m, const struct aio_arrival *arriv
     m->tail += m->fragments + 1;
     m->inner += m->fragments;
     m->fragments = 0;
-    /* Behind a large message that is being fetched there is nothing to take yet. */
-    if (m->waiting && !m->large)
+    /*
+     * Behind a large message that is being fetched there is nothing to take yet.  But if the peer
+     * has no credit left, it may be owed one that a program that is busy does not take along.
+     */
+    if ((m->waiting && !m->large) || (m->due <= 1 && m->unused <= 0 && !m->raw))
         m->base.events |= AIO_EVENT_ARRIVED;
 }
 

@@ -124,11 +124,18 @@ class Completions:
     # Wake-ups: a quiet queue is armed for solicited completions
 
     def listen(self) -> None:
-        """Have own requests wake the loop, too, until as many `unlisten`."""
+        """Have own requests wake the loop, too, until as many `unlisten`.
+
+        A queue that cannot be armed ends its connections, as where the drain arms it; in a later
+        turn, because the caller is in the middle of its own work.
+        """
         self._listeners += 1
         wanted = self._listeners == 1 and self._quiet and not self.over
-        if wanted and listen(self.cq):
-            self.sweep()
+        try:
+            if wanted and listen(self.cq):
+                self.sweep()
+        except OSError as exc:
+            self._channel.fail_soon(exc)
 
     def unlisten(self) -> None:
         """Undo one `listen`."""

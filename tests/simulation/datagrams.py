@@ -61,6 +61,8 @@ async def datagrams(world: World) -> None:
     config = aiordma.DatagramConfig(
         recv_depth=world.one_of("recv_depth", (256, 4, 1)),
         send_depth=world.one_of("send_depth", (64, 2, 1)),
+        # The connection manager repeats a request that got lost after four seconds.
+        resolve_timeout_s=40.0 if world.may_delay else 5.0,
     )
 
     async def client(number: int, port: int) -> None:
@@ -68,7 +70,7 @@ async def datagrams(world: World) -> None:
         opening = aiordma.create_datagram_endpoint(
             lambda: _Protocol(world, answers=False), (host, 0), (ADDRESS, port), config=config
         )
-        transport, protocol = await world.within(12 + world.patience, "opening", opening)
+        transport, protocol = await world.within(85 + world.patience, "opening", opening)
         try:
             await ask(number, transport, protocol)
         finally:
@@ -107,7 +109,7 @@ async def datagrams(world: World) -> None:
         lambda: _Protocol(world, answers=True), (ADDRESS, 0), config=config
     )
     with unless_broken(world):
-        transport, protocol = await world.within(12 + world.patience, "opening", opening)
+        transport, protocol = await world.within(85 + world.patience, "opening", opening)
         try:
             async with asyncio.TaskGroup() as tasks:
                 for number in range(clients):
