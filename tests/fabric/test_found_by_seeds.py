@@ -11,7 +11,7 @@ import pytest
 from tests.fabric.launching import launched, outside
 
 _HEAD = """
-import asyncio, errno
+import asyncio, errno, gc
 import aiordma
 from aiordma.testing import faults
 
@@ -114,6 +114,7 @@ _PROGRAMS = {
                 else:
                     raise SystemExit("it was made")
             assert fault.struck
+            gc.collect()
     """,
     "a send whose queue cannot be armed ends the connection": """
         async def main():
