@@ -130,6 +130,9 @@ void fabric_gone(enum fabric_kind kind);
 bool fabric_fails(const char *call);
 /* Whether any was; without the lock. */
 bool fabric_has_faults(void);
+/* An adapter works beside the program: in a simulation, steps may come in the middle of a call that
+ * posts, polls or arms. Without the lock. */
+void fabric_meanwhile(void);
 /* How late completions are to come, in nanoseconds. */
 fabric_time fabric_completion_delay(void);
 /* After what time the connection manager repeats what was not answered; 0: its own. */

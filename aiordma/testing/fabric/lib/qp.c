@@ -733,6 +733,7 @@ int fabric_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send
     }
     fabric_post_staged(qp);
     fabric_unlock();
+    fabric_meanwhile();
     return fabric_profile.posts_negative ? -error : error;
 }
 
@@ -759,6 +760,7 @@ int fabric_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv
     if (ibv->state == IBV_QPS_ERR)
         fabric_responder_flush(qp);
     fabric_unlock();
+    fabric_meanwhile();
     return fabric_profile.posts_negative ? -error : error;
 }
 

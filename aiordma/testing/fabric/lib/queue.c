@@ -256,6 +256,12 @@ FABRIC_API int ibv_resize_cq(struct ibv_cq *ibv, int cqe)
     return error;
 }
 
+/* How many events of a queue are acknowledged. */
+FABRIC_API unsigned fabric_cq_acknowledged(const struct ibv_cq *ibv)
+{
+    return FABRIC_CONTAINER(ibv, const struct fabric_cq, ibv)->acked;
+}
+
 FABRIC_API int ibv_destroy_cq(struct ibv_cq *ibv)
 {
     struct fabric_cq *cq = FABRIC_CONTAINER(ibv, struct fabric_cq, ibv);
@@ -292,6 +298,7 @@ int fabric_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 
     if (solicited_only && !fabric_profile.solicited)
         return EOPNOTSUPP;
+    fabric_meanwhile();
     fabric_lock();
     if (fabric_fails("ibv_req_notify_cq")) {
         int error = errno;
@@ -405,6 +412,7 @@ int fabric_poll_cq(struct ibv_cq *ibv, int most, struct ibv_wc *wc)
     if (!__atomic_load_n(&cq->count, __ATOMIC_ACQUIRE) && !fabric_has_faults()) {
         if (++cq->empty_polls % READ_EVERY == 0)
             fabric_wire_read();
+        fabric_meanwhile();
         return 0;
     }
     fabric_lock();
@@ -413,6 +421,7 @@ int fabric_poll_cq(struct ibv_cq *ibv, int most, struct ibv_wc *wc)
     while (count >= 0 && count < most && fabric_cq_take(cq, &cqe))
         wc[count++] = cqe.wc;
     fabric_unlock();
+    fabric_meanwhile();
     return count;
 }
 

@@ -59,6 +59,7 @@ static struct {
     int64_t lost_messages[6]; /* so many of each are to be lost; -1: all */
     fabric_time line_free;    /* when the packets before have left, at this rate */
     int64_t harmed;           /* packets that a fault of the wire has struck */
+    int64_t meanwhile; /* the chance of a step while a call of the data path is made */
     bool blocked[FABRIC_DEVICES][FABRIC_DEVICES];
     fabric_time paused[FABRIC_DEVICES]; /* until when a device holds back what it sends */
     struct fault faults[FAULTS];
@@ -626,6 +627,7 @@ FABRIC_API int fabric_set(const char *name, int64_t value)
         {"lost REJ", &world.lost_messages[3]},
         {"lost DREQ", &world.lost_messages[4]},
         {"lost DREP", &world.lost_messages[5]},
+        {"meanwhile", &world.meanwhile},
     };
     unsigned i;
 
@@ -711,6 +713,7 @@ FABRIC_API void fabric_stepped(uint64_t seed)
     world.delay_ns = world.completion_delay_ns = world.cm_response_ns = 0;
     world.corrupt = world.forge = world.rate = world.queue_ns = 0;
     memset(world.lost_messages, 0, sizeof(world.lost_messages));
+    world.meanwhile = 0;
     world.fault_count = 0;
     world.digest = 0xcbf29ce484222325u;
     memset(world.blocked, 0, sizeof(world.blocked));
@@ -829,6 +832,12 @@ FABRIC_API int fabric_step(void)
     }
     pthread_mutex_unlock(&world.lock);
     return 1;
+}
+
+void fabric_meanwhile(void)
+{
+    while (fabric_is_stepped && chance(world.meanwhile) && fabric_step()) {
+    }
 }
 
 /* When something comes due that is not yet; 0: nothing will. */
