@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import aiordma
-from tests.simulation import datagrams, pools, streams, talk
+from tests.simulation import datagrams, hostile, pools, streams, talk
 from tests.simulation.common import (
     ADDRESS,
     BROKEN,
@@ -35,13 +35,43 @@ System = Callable[[World], Awaitable[None]]
 async def echo(world: World) -> None:
     """Messages there and back, of several clients, some of whose waits are canceled."""
 
+    config = settings(world)
+
     async def handler(connection: aiordma.Connection) -> None:
         async for message in connection:
-            await connection.send(message)
+            if bytes(message[:4]) == b"busy":
+                message.release()
+                await rested.wait()
+            else:
+                await connection.send(message)
+
+    rested = asyncio.Event()
+
+    async def busy(connection: aiordma.Connection) -> None:
+        """While the server does something else, it takes as many messages as it says."""
+        await connection.send(b"busy")
+        # Credits come back by half a window; in the smallest windows, when there is none left.
+        most = min(config.recv_depth - (config.recv_depth > 3), 8)
+        for index in range(most):
+            await asyncio.sleep(world.draw("busy pause", 5) / 10_000)
+            await world.within(world.patience, "send()", connection.send(b"%d" % index))
+        rested.set()
+        for index in range(most):
+            with await world.within(world.patience, "recv()", connection.recv()) as message:
+                assert bytes(message) == b"%d" % index, "an answer is not what was sent"
 
     async def client(number: int, port: int) -> None:
         with unless_broken(world):
-            async with await connect(world, port) as connection, asyncio.TaskGroup() as tasks:
+            try:
+                await exchange(number, port)
+            finally:
+                rested.set()
+
+    async def exchange(number: int, port: int) -> None:
+        async with await connect(world, port) as connection:
+            if world.once_in("busy", 3):
+                await busy(connection)
+            async with asyncio.TaskGroup() as tasks:
                 sent: asyncio.Queue[bytes] = asyncio.Queue(count_of(world, "ahead", 12))
                 count = count_of(world, "messages", 12)
                 tasks.create_task(ask(number, connection, sent, count))
@@ -70,7 +100,6 @@ async def echo(world: World) -> None:
         with message:
             assert bytes(message) == sent.get_nowait(), "an answer is not what was sent"
 
-    config = settings(world)
     async with (
         aiordma.serve(handler, ADDRESS, 0, config=config) as server,
         asyncio.TaskGroup() as tasks,
@@ -232,4 +261,5 @@ SYSTEMS: dict[str, System] = {
     "talk": talk.talk,
     "pool": pools.pool,
     "datagrams": datagrams.datagrams,
+    "hostile": hostile.hostile,
 }

@@ -143,7 +143,7 @@ class _End:
     @property
     def slow(self) -> float:
         """What a call may take that waits for the peer's program: it may sleep."""
-        return self.world.patience + 5
+        return self.world.patience + (5 if self.world.may_delay else 0.5)
 
     def judge(self, error: BaseException, what: str) -> None:
         """An error has to have a cause: this side's end, the peer's, or a fault."""
