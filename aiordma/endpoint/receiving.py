@@ -657,7 +657,9 @@ class Receiver:
 
     def end(self, ended: Callable[[], BaseException]) -> None:
         """Have `recv` raise `ended()` after the messages in the ring: the peer has sent END."""
-        self._ended = ended
+        # After a close of this side, which has dropped messages, `recv` does not promise that all
+        # were received.
+        self._ended = ended if self._failure is None else self._failure
         self._state.python = True
         self._wake_all()
 

@@ -143,6 +143,28 @@ _PROGRAMS = {
                 busy.set()
             assert told  # once: the channel has failed
     """,
+    "recv() does not tell of the peer's end what this side has closed": """
+        async def main():
+            closes = asyncio.Event()
+
+            async def handler(connection):
+                for _ in range(3):
+                    await connection.send(b"x")
+                await connection.flush()
+                closes.set()
+
+            async with aiordma.serve(handler, HOST, 0) as server:
+                connection = await aiordma.connect(HOST, server.port)
+                await closes.wait()
+                closing = asyncio.create_task(connection.close())
+                await asyncio.sleep(0)
+                await closing
+                try:
+                    await connection.recv()
+                except aiordma.ResourceClosedError:
+                    return
+                raise SystemExit("a message was received after close()")
+    """,
     "close() raises nothing where a queue cannot be armed": """
         async def main():
             asyncio.get_running_loop().set_exception_handler(lambda _, context: None)
