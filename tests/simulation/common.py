@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import aiordma
 from tests.simulation.world import World
@@ -12,7 +12,8 @@ from tests.simulation.world import World
 __all__ = [
     "ADDRESS",
     "BROKEN",
-    "connect",
+    "OTHER",
+    "connected",
     "count_of",
     "is_broken",
     "pattern",
@@ -94,13 +95,24 @@ def settings(world: World) -> aiordma.ConnectionConfig:
     )
 
 
-async def connect(world: World, port: int) -> aiordma.Connection:
-    """Connect to the server, from either adapter; bounded."""
+@contextlib.asynccontextmanager
+async def connected(world: World, port: int) -> AsyncIterator[aiordma.Connection]:
+    """A connection to the server, from either adapter; its beginning and its end are bounded."""
     source = world.one_of("other adapter", (None, (OTHER, 0)))
     config = settings(world)
-    call = aiordma.connect(ADDRESS, port, local_addr=source, config=config)
-    return await world.within(12 if world.may_delay else world.patience, "connect()", _made(call))
+    opening = _made(aiordma.connect(ADDRESS, port, local_addr=source, config=config))
+    bound = 12 if world.may_delay else world.patience
+    connection = await world.within(bound, "connect()", opening)
+    failed = True
+    try:
+        yield connection
+        failed = False
+    finally:
+        if failed:
+            connection.abort()
+        bound = max(15.0, world.patience) if world.may_delay else world.patience + world.leisure
+        await world.within(bound, "close()", connection.close())
 
 
-async def _made(opening: object) -> aiordma.Connection:
-    return await opening  # type: ignore[misc,no-any-return]
+async def _made(opening: aiordma.endpoint.connect.Opening[aiordma.Connection]) -> aiordma.Connection:
+    return await opening

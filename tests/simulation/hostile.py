@@ -10,7 +10,7 @@ from aiordma.endpoint.wire import FRAME, FrameKind, Hello
 from tests.simulation.common import (
     ADDRESS,
     BROKEN,
-    connect,
+    connected,
     count_of,
     pattern,
     settings,
@@ -29,6 +29,7 @@ _SILENT_S = 80.0
 
 async def hostile(world: World) -> None:
     """Peers that break the rules beside one that keeps them, all at one server."""
+    world.may_overrun = True
     world.may_log = "this side ends the connection with", "the peer ended the connection", "refused"
 
     async def handler(connection: aiordma.Connection) -> None:
@@ -94,7 +95,7 @@ async def hostile(world: World) -> None:
 
     async def good(number: int, port: int) -> None:
         with unless_broken(world):
-            async with await connect(world, port) as connection:
+            async with connected(world, port) as connection:
                 for index in range(count_of(world, "messages", 6)):
                     data = pattern(1 + number << 32 | index, 8 + size_of(world))
                     await world.within(world.patience, "send()", connection.send(data))

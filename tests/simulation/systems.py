@@ -18,7 +18,7 @@ from tests.simulation import datagrams, hostile, pools, streams, talk
 from tests.simulation.common import (
     ADDRESS,
     BROKEN,
-    connect,
+    connected,
     count_of,
     pattern,
     settings,
@@ -68,7 +68,7 @@ async def echo(world: World) -> None:
                 rested.set()
 
     async def exchange(number: int, port: int) -> None:
-        async with await connect(world, port) as connection:
+        async with connected(world, port) as connection:
             if world.once_in("busy", 3):
                 await busy(connection)
             async with asyncio.TaskGroup() as tasks:
@@ -153,7 +153,7 @@ async def requests(world: World) -> None:
 
     async def client(number: int, port: int) -> None:
         with unless_broken(world):
-            async with await connect(world, port) as connection, asyncio.TaskGroup() as tasks:
+            async with connected(world, port) as connection, asyncio.TaskGroup() as tasks:
                 for task in range(count_of(world, "tasks", 6)):
                     name = number << 8 | task
                     count = count_of(world, "calls", 5)
@@ -249,7 +249,7 @@ async def one_sided(world: World) -> None:
 
     async with aiordma.serve(serve, ADDRESS, 0, config=settings(world)) as server:
         with unless_broken(world):
-            async with await connect(world, server.port) as connection:
+            async with connected(world, server.port) as connection:
                 await client(connection)
 
 

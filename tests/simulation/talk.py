@@ -16,7 +16,7 @@ import aiordma
 from tests.simulation.common import (
     ADDRESS,
     BROKEN,
-    connect,
+    connected,
     count_of,
     is_broken,
     pattern,
@@ -272,6 +272,7 @@ def _judge(world: World, ledger: _Ledger, speaker: _End, listener: _End) -> None
 async def talk(world: World) -> None:
     """Clients and a server that talk at once, and end in every way, at any moment."""
     ends: dict[int, tuple[_End, _End]] = {}
+    world.leisure = 8.0
     world.may_log = "_OwnError", "the server stops, and waits"
 
     async def handler(connection: aiordma.Connection) -> None:
@@ -291,7 +292,7 @@ async def talk(world: World) -> None:
         ends[number] = near, far
         try:
             with unless_broken(world):
-                async with await connect(world, port) as connection:
+                async with connected(world, port) as connection:
                     await connection.send(b"%d" % number)
                     (await connection.recv()).release()
                     await near.run(connection)

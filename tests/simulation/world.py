@@ -11,6 +11,7 @@ made smaller by lower bounds.  `random` decides the order in which things happen
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
 import hashlib
@@ -69,6 +70,7 @@ def _fabric() -> ctypes.CDLL:
     library.fabric_cut.argtypes = [ctypes.c_uint, ctypes.c_uint, ctypes.c_int]
     library.fabric_cq_acknowledged.argtypes = [ctypes.c_void_p]
     library.fabric_pause.argtypes = [ctypes.c_uint, ctypes.c_uint64]
+    library.fabric_overruns.restype = ctypes.c_int64
     library.fabric_count.restype = ctypes.c_int64
     return library
 
@@ -117,6 +119,10 @@ class World:
         self.may_be_removed = False
         #: Seconds that a call may take if nobody lets it wait on purpose.
         self.patience = 0.5
+        #: Seconds more for a close, where the peer's program may sleep.
+        self.leisure = 0.0
+        #: Whether a peer may send what there is no receive for.
+        self.may_overrun = False
         self._plan: list[tuple[int, Callable[[], object]]] = []
         #: What must not be, found where an exception would be taken for the program's own.
         self.wrong: list[str] = []
@@ -193,6 +199,10 @@ class World:
         counts = {name: self.fabric.fabric_count(kind) for kind, name in enumerate(names, 1)}
         return {name: count for name, count in counts.items() if count}
 
+    def overruns(self) -> int:
+        """Messages that have found no receive posted."""
+        return int(self.fabric.fabric_overruns())
+
     # ---- what a run does
 
     def can(self, fault: str) -> bool:
@@ -223,9 +233,12 @@ class World:
 
     async def within(self, seconds: float, what: str, call: Coroutine[Any, Any, T]) -> T:
         """Await a call, which has to end within so many seconds, however it ends."""
-        began = self.now
+        began, task = self.now, asyncio.current_task()
+        canceling = task.cancelling() if task else 0
         try:
-            return await call
+            result = await call
+            self.check(not task or task.cancelling() == canceling, f"{what} has left a cancellation")
+            return result
         finally:
             took = self.now - began
             if took > seconds and not self._ended:

@@ -133,6 +133,8 @@ bool fabric_has_faults(void);
 /* An adapter works beside the program: in a simulation, steps may come in the middle of a call that
  * posts, polls or arms. Without the lock. */
 void fabric_meanwhile(void);
+/* A message of a reliable connection has found no receive. */
+void fabric_overrun(void);
 /* How late completions are to come, in nanoseconds. */
 fabric_time fabric_completion_delay(void);
 /* After what time the connection manager repeats what was not answered; 0: its own. */

@@ -183,6 +183,7 @@ static void send_arrived(struct fabric_qp *qp, struct fabric_packet *packet)
     }
     if (header->flags & FABRIC_FIRST) {
         if (!take_buffer(qp)) {
+            fabric_overrun();
             answer(qp, FABRIC_RNR, header->psn);
             if (fabric_profile.sent_is_done)
                 fabric_qp_error(qp);
@@ -254,6 +255,7 @@ static void write_arrived(struct fabric_qp *qp, struct fabric_packet *packet)
     if (header->flags & FABRIC_LAST && header->flags & FABRIC_IMMEDIATE && !take_buffer(qp)) {
         if (header->flags & FABRIC_FIRST)
             qp->in_write = false; /* it comes again from its beginning */
+        fabric_overrun();
         answer(qp, FABRIC_RNR, header->psn);
         return;
     }

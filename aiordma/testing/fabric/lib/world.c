@@ -48,6 +48,7 @@ static struct {
     unsigned flying;
     int64_t counts[FABRIC_KINDS];
     uint64_t digest; /* of the steps of a simulation */
+    int64_t overruns;
     bool thread, running;
     fabric_time thread_until; /* when the service thread wakes by itself */
 
@@ -715,6 +716,7 @@ FABRIC_API void fabric_stepped(uint64_t seed)
     memset(world.lost_messages, 0, sizeof(world.lost_messages));
     world.meanwhile = 0;
     world.fault_count = 0;
+    world.overruns = 0;
     world.digest = 0xcbf29ce484222325u;
     memset(world.blocked, 0, sizeof(world.blocked));
     memset(world.paused, 0, sizeof(world.paused));
@@ -832,6 +834,17 @@ FABRIC_API int fabric_step(void)
     }
     pthread_mutex_unlock(&world.lock);
     return 1;
+}
+
+void fabric_overrun(void)
+{
+    world.overruns++;
+}
+
+/* How many messages have found no receive since fabric_stepped(). */
+FABRIC_API int64_t fabric_overruns(void)
+{
+    return world.overruns;
 }
 
 void fabric_meanwhile(void)
