@@ -78,7 +78,10 @@ async def datagrams(world: World) -> None:
                 transport.abort()
             else:
                 transport.close()
+            if world.once_in("aborts then", 4):
+                transport.abort()
             await world.within(15 + world.patience, "the end", _awaited(protocol.ended))
+            await asyncio.sleep(0)
             world.check(protocol.made == protocol.lost == 1, "an end was told twice, or never")
 
     async def ask(number: int, transport: Any, protocol: _Protocol) -> None:

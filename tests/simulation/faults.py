@@ -123,10 +123,14 @@ _CALLS = {
 }
 
 
+#: Those of the data path, which every system makes again and again.
+_OFTEN = ("ibv_post_send", "ibv_post_send", "ibv_req_notify_cq", "ibv_req_notify_cq", "ibv_reg_mr")
+
+
 def _calls(world: World) -> str:
     """One call of the libraries fails, once or a few times."""
     _breaks(world)
-    call = world.one_of("call", list(_CALLS))
+    call = world.one_of("call", [*_CALLS, *_OFTEN])
     after = world.draw("call after", 1 << 1 + world.draw("call scale", 6))
     times = world.one_of("call times", (1, 1, 2, 5))
     world.fabric.fabric_fault(call.encode(), after, times, _CALLS[call])

@@ -14,7 +14,7 @@ __all__ = ["streams"]
 
 def _settings(world: World) -> aiordma.StreamConfig:
     kind = world.draw("settings", 3)
-    if kind < 2:
+    if kind < 1:
         return aiordma.StreamConfig()
     return aiordma.StreamConfig(
         receive_buffer_size=1 << 18 - world.draw("receive buffer", 7),
@@ -51,7 +51,11 @@ async def streams(world: World) -> None:
         data = pattern(1 + number, total)
         source = world.one_of("other adapter", (None, (OTHER, 0)))
         opening = aiordma.open_connection(
-            ADDRESS, port, local_addr=source, config=_settings(world)
+            ADDRESS,
+            port,
+            local_addr=source,
+            config=_settings(world),
+            limit=world.one_of("limit", (1 << 16, 1 << 16, 1000)),
         )
         bound = 12 if world.may_delay else world.patience
         reader, writer = await world.within(bound, "open_connection()", opening)
@@ -100,7 +104,8 @@ async def streams(world: World) -> None:
                 return bytes(got)
             got += data
 
-    server = await aiordma.start_server(handler, ADDRESS, 0, config=_settings(world))
+    limit = world.one_of("limit", (1 << 16, 1 << 16, 1000))
+    server = await aiordma.start_server(handler, ADDRESS, 0, config=_settings(world), limit=limit)
     async with server, asyncio.TaskGroup() as tasks:
         for number in range(count_of(world, "clients", 3)):
             tasks.create_task(client(number, server.port))
