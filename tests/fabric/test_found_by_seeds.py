@@ -119,7 +119,8 @@ _PROGRAMS = {
     "a send whose queue cannot be armed ends the connection": """
         async def main():
             told = []
-            asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+            loop = asyncio.get_running_loop()
+            loop.set_exception_handler(lambda _, context: told.append(context))
             busy = asyncio.Event()
 
             async def handler(connection):

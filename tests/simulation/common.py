@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 
 import aiordma
 from tests.simulation.world import World
@@ -77,7 +77,8 @@ def settings(world: World) -> aiordma.ConnectionConfig:
     if kind < 3:
         return aiordma.ConnectionConfig()
     if kind == 3:
-        return aiordma.ConnectionConfig(recv_depth=2, send_depth=1, rendezvous_window=1)
+        depth = world.one_of("recv_depth", (2, 3))
+        return aiordma.ConnectionConfig(recv_depth=depth, send_depth=1, rendezvous_window=1)
     numbers = {
         "recv_depth": 2 + world.draw("recv_depth", 8),
         "send_depth": 1 + world.draw("send_depth", 6),
@@ -110,9 +111,11 @@ async def connected(world: World, port: int) -> AsyncIterator[aiordma.Connection
     finally:
         if failed:
             connection.abort()
-        bound = max(15.0, world.patience) if world.may_delay else world.patience + world.leisure
+        # Of a connection that is over, nothing is said any more, and nobody is waited for.
+        leisure = 0.0 if connection.is_closing() else world.leisure
+        bound = max(15.0, world.patience) if world.may_delay else world.patience + leisure
         await world.within(bound, "close()", connection.close())
 
 
-async def _made(opening: aiordma.endpoint.connect.Opening[aiordma.Connection]) -> aiordma.Connection:
+async def _made(opening: Awaitable[aiordma.Connection]) -> aiordma.Connection:
     return await opening

@@ -68,9 +68,7 @@ async def hostile(world: World) -> None:
             numbers_messages=bool(world.draw("numbers", 2)),
         ).pack(56)
         with contextlib.suppress(*BROKEN):
-            connection = await aiordma.connect(
-                ADDRESS, port, config=config, private_data=hello
-            )
+            connection = await aiordma.connect(ADDRESS, port, config=config, private_data=hello)
             try:
                 await misbehave(connection)
             finally:

@@ -41,10 +41,10 @@ async def pool(world: World) -> None:
         for index in range(count):
             body = pattern(name << 32 | index, 16) + pattern(index, size_of(world) // 8)
             lent = world.once_in("lent", 4)
+            limit = None
+            if world.once_in("canceled", 6):
+                limit = world.draw("until", 100) / 20_000
             try:
-                limit = None
-                if world.once_in("canceled", 6):
-                    limit = world.draw("until", 100) / 20_000
                 async with asyncio.timeout(limit):
                     # In line for a connection, with its pauses, and then for the answer.
                     bound = world.patience + (100 if fragile else 10)

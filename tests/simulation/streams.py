@@ -91,8 +91,8 @@ async def streams(world: World) -> None:
     async def read(reader: asyncio.StreamReader) -> bytes:
         got = bytearray()
         while True:
+            limit = 0.0001 if world.once_in("canceled read", 8) else None
             try:
-                limit = 0.0001 if world.once_in("canceled read", 8) else None
                 async with asyncio.timeout(limit):
                     call = reader.read(1 + world.draw("read back", 200_000))
                     data = await world.within(world.patience + 5, "read()", call)

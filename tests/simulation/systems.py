@@ -87,13 +87,13 @@ async def echo(world: World) -> None:
             await world.within(world.patience, "send()", connection.send(data))
 
     async def take(connection: aiordma.Connection, sent: asyncio.Queue[bytes]) -> None:
-        while True:
+        message = None
+        while message is None:
+            # A wait that is canceled has taken no message.
+            limit = 0.0001 if world.once_in("canceled recv", 4) else None
             try:
-                # A wait that is canceled has taken no message.
-                limit = 0.0001 if world.once_in("canceled recv", 4) else None
                 async with asyncio.timeout(limit):
                     message = await world.within(world.patience, "recv()", connection.recv())
-                break
             except TimeoutError as error:
                 if limit is None or isinstance(error, aiordma.RdmaError):
                     raise

@@ -189,10 +189,7 @@ class _End:
                 except BROKEN as error:
                     self.judge(error, "flush()")
                     world.check(
-                        world.may_delay
-                        or self.closed
-                        or self.peer.aborted
-                        or not self.all_heard(),
+                        world.may_delay or self.closed or self.peer.aborted or not self.all_heard(),
                         f"flush() has raised {error!r}, and all has arrived",
                     )
                     return
@@ -307,20 +304,20 @@ async def talk(world: World) -> None:
     config = settings(world)
     grace_s = world.one_of("grace", (5.0, 5.0, 0.01))
     clients = count_of(world, "clients", 3)
-    async with asyncio.TaskGroup() as tasks:
-        async with aiordma.serve(handler, ADDRESS, 0, config=config, grace_s=grace_s) as server:
-            running = [
-                tasks.create_task(client(1 + number, server.port)) for number in range(clients)
-            ]
-            early = world.once_in("stops early", 6)
-            await asyncio.wait(running, timeout=world.draw("stops", 30) / 1000 if early else None)
-            stopping.set()
-            if early:
-                for _, far in ends.values():
-                    far.closed = far.aborted = True  # its handler may be canceled
-            # Handlers have their time to end; the connections have theirs, to close.
-            bound = world.patience + 40
-            await world.within(bound, "stop()", server.stop())
+    async with (
+        asyncio.TaskGroup() as tasks,
+        aiordma.serve(handler, ADDRESS, 0, config=config, grace_s=grace_s) as server,
+    ):
+        running = [tasks.create_task(client(1 + number, server.port)) for number in range(clients)]
+        early = world.once_in("stops early", 6)
+        await asyncio.wait(running, timeout=world.draw("stops", 30) / 1000 if early else None)
+        stopping.set()
+        if early:
+            for _, far in ends.values():
+                far.closed = far.aborted = True  # its handler may be canceled
+        # Handlers have their time to end; the connections have theirs, to close.
+        bound = world.patience + 40
+        await world.within(bound, "stop()", server.stop())
     for near, far in ends.values():
         _judge(world, near.out, near, far)
         _judge(world, far.out, far, near)

@@ -118,7 +118,7 @@ class World:
         #: Whether an adapter may be taken away.
         self.may_be_removed = False
         #: Seconds that a call may take if nobody lets it wait on purpose.
-        self.patience = 0.5
+        self.patience = 0.25
         #: Seconds more for a close, where the peer's program may sleep.
         self.leisure = 0.0
         #: Whether a peer may send what there is no receive for.
@@ -237,7 +237,9 @@ class World:
         canceling = task.cancelling() if task else 0
         try:
             result = await call
-            self.check(not task or task.cancelling() == canceling, f"{what} has left a cancellation")
+            self.check(
+                not task or task.cancelling() == canceling, f"{what} has left a cancellation"
+            )
             return result
         finally:
             took = self.now - began

@@ -654,7 +654,8 @@ void fabric_tell(struct fabric_context *context, enum ibv_event_type type, void 
 
 FABRIC_API int ibv_get_async_event(struct ibv_context *ibv, struct ibv_async_event *event)
 {
-    struct fabric_note *note = fabric_feed_take(&fabric_context(ibv)->events, "ibv_get_async_event");
+    struct fabric_note *note =
+        fabric_feed_take(&fabric_context(ibv)->events, "ibv_get_async_event");
 
     if (!note)
         return -1;

@@ -168,7 +168,8 @@ void fabric_feed_close(struct fabric_feed *feed);
 void fabric_feed_push(struct fabric_feed *feed, struct fabric_note *note);
 /* Now; for world.c. */
 void fabric_feed_give(struct fabric_note *note);
-/* For a call, without the lock; waits if the descriptor blocks. NULL and errno: EAGAIN, EINTR, EBADF. */
+/* For a call, without the lock; waits if the descriptor blocks. NULL and errno: EAGAIN, EINTR,
+ * EBADF. */
 struct fabric_note *fabric_feed_take(struct fabric_feed *feed, const char *call);
 /* With the lock: free the notes about an object; the number of those that were dropped. */
 unsigned fabric_feed_drop(struct fabric_feed *feed, void *about);
