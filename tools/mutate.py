@@ -50,7 +50,7 @@ PASSED, FAILED = 0, 1
 #: Seconds that the tests of one entry may take in all, and those of all entries together.
 LIMIT_S = {"unit": 150, "guest": 300}
 #: The place of bugs that seeds find; how many run, and how long they may take in all.
-SIMULATION, SEEDS, SEEDS_S = "simulation", 320, 60
+SIMULATION, SEEDS, SEEDS_S = "simulation", 800, 120
 WITHOUT_BUGS_S = 900
 _TIMED_OUT = re.compile(r"Timeout|TimeoutError|did not end|seconds left")
 #: Where tests can run: the options of softroce, or none for this machine.

@@ -111,8 +111,9 @@ async def connected(world: World, port: int) -> AsyncIterator[aiordma.Connection
     finally:
         if failed:
             connection.abort()
-        # Of a connection that is over, nothing is said any more, and nobody is waited for.
-        leisure = 0.0 if connection.is_closing() else world.leisure
+        # Of a connection that is over, nothing is said any more; but what was sent before may be
+        # on its way, and the answer to a disconnection, for a second each.
+        leisure = 2.0 if connection.is_closing() else world.leisure
         bound = max(15.0, world.patience) if world.may_delay else world.patience + leisure
         await world.within(bound, "close()", connection.close())
 

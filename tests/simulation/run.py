@@ -168,6 +168,7 @@ def simulate(cases: Iterable[Case], *, twice: bool, stop: bool, shrunk: bool = F
     faulthandler.enable()
     faulthandler.register(signal.SIGALRM, chain=True)  # and the signal ends the process
     gc.disable()  # it runs when the seed says so, and not by the number of objects
+    current.write_text(json.dumps(dataclasses.asdict(Case("echo", 0))))
     run_once(Case("echo", 0))  # what is made once in a process is no part of a run
     gc.freeze()
     for case in cases:

@@ -31,7 +31,8 @@ __all__ = ["talk"]
 #: How a side ends: the handler returns, or the block is left; close() while tasks still work;
 #: send_eof(), and then the end of the peer; abort(); an exception; a canceled task.
 _ENDS = ("leave", "leave", "eof", "eof", "close", "abort", "raise", "cancel")
-_SIZE = 24
+#: Bytes of the numbers at the beginning of a message, and of a message that fits into any slot.
+_SIZE, _SMALL = 32, 300
 
 
 class _OwnError(Exception):
@@ -47,6 +48,8 @@ class _Ledger:
         began: the same, of all that were tried.
         flushed: the number of messages of each task that a flush() has vouched for.
         heard: for each task, the numbers in the order in which they arrived.
+        calls: how many messages were tried, of all tasks.
+        small: the numbers of the calls of those heard that fit into any slot, as they arrived.
         ended: whether the peer has heard the end of all messages.
         heard_all: whether the peer has received until it was told of an end.
     """
@@ -55,6 +58,8 @@ class _Ledger:
     began: dict[int, list[int]] = field(default_factory=dict)
     flushed: dict[int, int] = field(default_factory=dict)
     heard: dict[int, list[int]] = field(default_factory=dict)
+    calls: int = 0
+    small: list[int] = field(default_factory=list)
     ended: bool = False
     heard_all: bool = False
 
@@ -80,7 +85,10 @@ class _End:
         counts = [world.draw("messages", 8) for _ in range(tasks)]
         try:
             async with asyncio.TaskGroup() as group:
-                hearing = group.create_task(self.hear(connection))
+                into = not world.once_in("two hear", 3)
+                hearing = [group.create_task(self.hear(connection, into=into))]
+                if not into:
+                    hearing.append(group.create_task(self.hear(connection, into=False)))
                 saying = [
                     group.create_task(self.say(connection, task, count))
                     for task, count in enumerate(counts)
@@ -89,20 +97,24 @@ class _End:
                     await asyncio.wait(saying)
                 else:
                     await asyncio.sleep(world.draw("moment", 100) / 20_000)
-                await self.ended(connection, [hearing, *saying])
+                await self.ended(connection, hearing, [*hearing, *saying])
         except* _OwnError:
             raise _OwnError from None
 
-    async def ended(self, connection: aiordma.Connection, tasks: list[asyncio.Task[None]]) -> None:
+    async def ended(
+        self,
+        connection: aiordma.Connection,
+        hearing: list[asyncio.Task[None]],
+        tasks: list[asyncio.Task[None]],
+    ) -> None:
         world = self.world
-        hearing, *_ = tasks
         if self.end == "eof":
             await self.say_eof(connection)
-            await asyncio.wait([hearing])
+            await asyncio.wait(hearing)
             return
         if self.end == "leave":
             # The peer ends, or this side is tired of it.
-            await asyncio.wait([hearing], timeout=world.draw("listens", 20) / 1000)
+            await asyncio.wait(hearing, timeout=world.draw("listens", 20) / 1000)
         elif self.end == "abort":
             self.aborted = True
             connection.abort()
@@ -199,17 +211,18 @@ class _End:
                 await asyncio.sleep(world.draw("pause", 100) / 10_000)
 
     def message(self, task: int, index: int) -> bytes:
-        head = b"%8d%8d%8d" % (self.number, task, index)
+        self.out.calls += 1
+        head = b"%8d%8d%8d%8d" % (self.number, task, index, self.out.calls)
         return head + pattern(self.number << 40 | task << 32 | index, size_of(self.world))
 
-    async def hear(self, connection: aiordma.Connection) -> None:
+    async def hear(self, connection: aiordma.Connection, *, into: bool) -> None:
         """Receive, at the pace of the seed's, until an end."""
-        world, into = self.world, self.into
+        world, ledger = self.world, self.into
         buffer = bytearray(1_200_000)
         kept: list[aiordma.Message] = []
         while True:
             try:
-                if world.once_in("recv_into", 5):
+                if into and world.once_in("recv_into", 5):
                     call = self.bounded(self.slow, "recv_into()", connection.recv_into(buffer))
                     self.take(memoryview(buffer)[: await call])
                 else:
@@ -220,10 +233,10 @@ class _End:
                     else:
                         message.release()
             except aiordma.ConnectionEndedError:
-                into.ended = into.heard_all = True
+                ledger.ended = ledger.heard_all = True
                 break
             except BROKEN as error:
-                into.heard_all = not (self.closed or self.aborted)
+                ledger.heard_all |= not (self.closed or self.aborted)
                 self.judge(error, "recv()")
                 break
             if len(kept) > 3:
@@ -232,12 +245,14 @@ class _End:
                 await asyncio.sleep(world.draw("slow for", 50) / 10_000)
 
     def take(self, data: memoryview) -> None:
-        number, task, index = (int(bytes(data[at : at + 8])) for at in (0, 8, 16))
+        number, task, index, call = (int(bytes(data[at : at + 8])) for at in (0, 8, 16, 24))
         check = self.world.check
         check(number == self.peer.number, "a message is another connection's")
         body = pattern(number << 40 | task << 32 | index, len(data) - _SIZE)
         check(data[_SIZE:] == body, "a message has other bytes than were sent")
         self.into.heard.setdefault(task, []).append(index)
+        if len(data) < _SMALL:
+            self.into.small.append(call)
 
 
 def _judge(world: World, ledger: _Ledger, speaker: _End, listener: _End) -> None:
@@ -250,6 +265,8 @@ def _judge(world: World, ledger: _Ledger, speaker: _End, listener: _End) -> None
         if heard:
             lost = [index for index in said if index < heard[-1] and index not in heard]
             world.check(not lost, f"{who}: {lost} were lost between others")
+    in_order = ledger.small == sorted(ledger.small)
+    world.check(in_order, f"messages of several tasks in another order: {ledger.small}")
     for task, said in ledger.said.items():
         who = f"task {task} of {speaker.number}"
         lost = sorted(set(said) - set(ledger.heard.get(task, ())))
