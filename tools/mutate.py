@@ -352,7 +352,7 @@ def judge_seeds(status: int | None, output: str) -> Outcome:
         return Outcome("timeout" if status is None else "error", text=text[0])
     lines = [line.strip(" |") for line in failed[2].splitlines() if line.strip(" |+-")]
     # A loop without an end, which a limit of true time has ended, tells nothing.
-    verdict = "timeout" if lines[0].endswith("status -14)") else "found"
+    verdict = "timeout" if "status -14" in lines[0] else "found"
     return Outcome(verdict, test=failed[1], text=lines[-1])
 
 

@@ -385,7 +385,7 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "simulation",
         "servers and clients in a simulated world, in orders and with faults that a seed chooses",
-        (sys.executable, "-m", "tests.simulation.run", "--count", "400"),
+        (sys.executable, "-m", "tests.simulation.run", "--count", "2000"),
         limit_s=600,
         report=False,
     ),

@@ -21,12 +21,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from aiordma.cm import resolving
-from aiordma.link import log_share
 from aiordma.loop import workers
 from aiordma.loop.job import Job
-from aiordma.verbs import CompletionQueue, Context, comp_channel
-from aiordma.verbs.safety import address_of
+from aiordma.verbs import CompletionQueue, Context
+from tests.inside.simulated import awaits_loop, forget_times, set_budget, usual_budget
 
 __all__ = ["Case", "Stuck", "World"]
 
@@ -155,12 +153,10 @@ class World:
         workers.WorkerPool.submit = submit  # type: ignore[method-assign,assignment]
         workers.WorkerPool.drain = drain  # type: ignore[method-assign,assignment]
         os.urandom = self.random.randbytes
-        self._is_software, self._budget = Context.is_software, comp_channel._BUDGET
+        self._is_software, self._budget = Context.is_software, usual_budget()
         self.fabric.fabric_set(b"meanwhile", self.one_of("meanwhile", (0, 0, 20_000, 200_000)))
-        comp_channel._BUDGET = self.one_of("budget", (self._budget, self._budget, 4, 1))
-        # What the library keeps for a while, of a run before.
-        resolving._ibacm = 0.0, False
-        log_share.VIOLATIONS._periods.clear()
+        set_budget(self.one_of("budget", (self._budget, self._budget, 4, 1)))
+        forget_times()
         return self
 
     def be_software(self) -> None:
@@ -189,7 +185,7 @@ class World:
         workers.WorkerPool.drain = self._drain  # type: ignore[method-assign]
         os.urandom = self._urandom
         Context.is_software = self._is_software  # type: ignore[method-assign]
-        comp_channel._BUDGET = self._budget
+        set_budget(self._budget)
         random.setstate(self._state)
         self.clock.simulated_advance(0)
 
@@ -285,10 +281,7 @@ class World:
 
     def _would_wait(self, cq: CompletionQueue | None) -> bool:
         """Whether a call would wait for the loop to acknowledge an event: another thread could."""
-        if cq is None or not cq._handle:
-            return False
-        own, acknowledged = cq._aio, self.fabric.fabric_cq_acknowledged(address_of(cq))
-        return bool(own.events != acknowledged + own.unacknowledged)
+        return cq is not None and awaits_loop(cq, self.fabric.fabric_cq_acknowledged)
 
     def some_steps(self) -> None:
         """Let a few things happen while the loop is busy; now and then the collector runs."""
