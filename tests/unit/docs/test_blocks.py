@@ -25,7 +25,7 @@ NOT_RUN: dict[str, int] = {
     "pytest.md": 1,
     "requests.md": 3,
     "sharing.md": 2,
-    "simulation.md": 1,
+    "simulation.md": 3,
     "softroce.md": 5,
     "streams.md": 1,
     "switch.md": 1,
