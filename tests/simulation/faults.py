@@ -174,47 +174,16 @@ def _no_result(world: World) -> str:
     return f"results after {after} do not land"
 
 
-def _port(world: World) -> str:
-    """A port goes down, and up again."""
-    _breaks(world)
-    begin = _moment(world, "port")
-    end = begin + (1 + world.draw("port for", 20_000)) * _MS
-    device = world.draw("port of", 2)
-    world.at(begin, lambda: world.fabric.fabric_link(device, 0))
-    world.at(end, lambda: world.fabric.fabric_link(device, 1))
-    return f"port {device} is down from {_told(begin)} to {_told(end)}"
-
-
-def _change(world: World) -> str:
-    """The addresses, or keys, of a port change; connections that are there go on."""
-    _delays(world)
-    begin = _moment(world, "change")
-    device = world.draw("change of", 2)
-    kind = world.one_of("change", (18, 11, 12, 13, 17))  # GID, LID, PKEY, SM, REREGISTER
-    world.at(begin, lambda: world.fabric.fabric_raise(kind, device))
-    return f"event {kind} of adapter {device} at {_told(begin)}"
-
-
-def _remove(world: World) -> str:
-    """An adapter is taken away: a module is unloaded, a card pulled."""
-    _breaks(world)
-    world.may_be_removed = True
-    begin = _moment(world, "removal")
-    device = world.draw("removal of", 2)
-    world.at(begin, lambda: world.fabric.fabric_remove(device))
-    return f"adapter {device} is removed at {_told(begin)}"
-
-
 #: The first are the plainest.
 _KINDS = (
     _nothing, _nothing, _nothing, _wire, _wire, _wire, _calls, _calls, _calls, _cut, _cut, _pause,
-    _power, _lost_event, _interrupts, _twice, _no_result, _port, _change, _remove,
+    _power, _lost_event, _interrupts, _twice, _no_result,
 )  # fmt: skip
 
 
 def choose(world: World) -> str:
     """Choose the faults of a run, and say which they are."""
-    kinds = [kind for kind in _KINDS if world.can(kind.__name__)]
+    kinds = list(_KINDS)
     if world.system == "datagrams":
         kinds.remove(_twice)  # they are told from one another by nobody
     chosen = [world.one_of("fault", kinds)]

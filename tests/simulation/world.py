@@ -114,7 +114,6 @@ class World:
         #: Parts of what the library logs with reason, although nothing is broken.
         self.may_log: tuple[str, ...] = ()
         #: Whether an adapter may be taken away.
-        self.may_be_removed = False
         #: Seconds that a call may take if nobody lets it wait on purpose.
         self.patience = 0.25
         #: Seconds more for a close, where the peer's program may sleep.
@@ -200,11 +199,6 @@ class World:
         return int(self.fabric.fabric_overruns())
 
     # ---- what a run does
-
-    def can(self, fault: str) -> bool:
-        """Whether the fabric has what a fault of this name needs."""
-        needs = {"_port": "fabric_link", "_change": "fabric_raise", "_remove": "fabric_remove"}
-        return fault not in needs or hasattr(self.fabric, needs[fault])
 
     def draw(self, name: str, count: int) -> int:
         """Choose a number from 0 to below `count`; the smaller, the less happens."""

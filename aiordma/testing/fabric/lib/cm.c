@@ -260,19 +260,6 @@ static int data_put(const struct fabric_id *id, struct fabric_cm_message *messag
     return 0;
 }
 
-/* Requests and replies say what the program's queue pair may do beyond the specification. */
-static void ece_put(const struct fabric_id *id, struct fabric_cm_message *message)
-{
-    message->ece_vendor = id->local_ece.vendor_id;
-    message->ece_options = id->local_ece.options;
-}
-
-static void ece_take(struct fabric_id *id, const struct fabric_cm_message *message)
-{
-    id->remote_ece.vendor_id = message->ece_vendor;
-    id->remote_ece.options = message->ece_options;
-}
-
 /* ---- ids ------------------------------------------------------------------------------------- */
 
 static void timer_ring(struct fabric_timer *timer);
@@ -332,20 +319,15 @@ void fabric_id_free(struct fabric_id *id)
 
 /* ---- the active side ------------------------------------------------------------------------- */
 
-static uint8_t smaller(unsigned one, unsigned other)
-{
-    return (uint8_t)(one < other ? one : other);
-}
-
 static void take_param(struct fabric_id *id, const struct rdma_conn_param *param)
 {
     id->responder_resources =
-        smaller(param->responder_resources, (unsigned)fabric_profile.max_qp_rd_atom);
+        fabric_cm_smaller(param->responder_resources, (unsigned)fabric_profile.max_qp_rd_atom);
     id->initiator_depth =
-        smaller(param->initiator_depth, (unsigned)fabric_profile.max_qp_init_rd_atom);
+        fabric_cm_smaller(param->initiator_depth, (unsigned)fabric_profile.max_qp_init_rd_atom);
     id->flow_control = param->flow_control;
-    id->retries = smaller(param->retry_count, 7);
-    id->rnr_retries = smaller(param->rnr_retry_count, 7);
+    id->retries = fabric_cm_smaller(param->retry_count, 7);
+    id->rnr_retries = fabric_cm_smaller(param->rnr_retry_count, 7);
     id->srq = param->srq;
     id->qpn = param->qp_num;
     if (id->ibv.qp) {
@@ -381,7 +363,7 @@ int fabric_cm_connect(struct fabric_id *id, const struct rdma_conn_param *param)
     id->mtu = fabric_cm_mtu();
     id->remote = 0;
     message = message_of(id, fabric_cm_is_datagram(id) ? FIND : REQUEST);
-    ece_put(id, &message);
+    fabric_cm_ece_put(id, &message);
     error = data_put(id, &message, param->private_data, param->private_data_len);
     if (error)
         return error;
@@ -392,16 +374,6 @@ int fabric_cm_connect(struct fabric_id *id, const struct rdma_conn_param *param)
     id->state = FABRIC_CM_CONNECTING;
     send_until(id, &message);
     return 0;
-}
-
-/* Of datagrams it is the status of a SIDR_REP: the service is not there, or it refuses. */
-static int refusal_status(const struct fabric_id *id, const struct fabric_cm_message *message)
-{
-    if (fabric_cm_is_datagram(id))
-        return message->reason == FABRIC_REJECT_NO_SERVICE ? 1 : 2;
-    if (fabric_profile.iwarp)
-        return message->reason == FABRIC_REJECT_NO_SERVICE ? -ECONNREFUSED : -ECONNRESET;
-    return message->reason;
 }
 
 static void reply_arrived(struct fabric_id *id, const struct fabric_cm_message *message)
@@ -421,11 +393,11 @@ static void reply_arrived(struct fabric_id *id, const struct fabric_cm_message *
     id->remote = message->from;
     id->remote_qpn = message->qpn;
     id->remote_psn = message->psn;
-    ece_take(id, message);
-    id->initiator_depth = smaller(id->initiator_depth, message->responder_resources);
-    id->responder_resources = smaller(id->responder_resources, message->initiator_depth);
+    fabric_cm_ece_take(id, message);
+    id->initiator_depth = fabric_cm_smaller(id->initiator_depth, message->responder_resources);
+    id->responder_resources = fabric_cm_smaller(id->responder_resources, message->initiator_depth);
     id->rnr_retries = message->rnr_retries;
-    id->mtu = smaller(id->mtu, message->mtu);
+    id->mtu = fabric_cm_smaller(id->mtu, message->mtu);
     if (!id->ibv.qp && !fabric_profile.iwarp) {
         id->state = FABRIC_CM_ANSWERED;
         tell_message(id, RDMA_CM_EVENT_CONNECT_RESPONSE, 0, message);
@@ -513,9 +485,9 @@ static void reject_arrived(struct fabric_id *id, const struct fabric_cm_message 
     if (id->ibv.qp && !fabric_cm_is_datagram(id))
         fabric_qp_error(fabric_qp(id->ibv.qp));
     if (fabric_cm_is_datagram(id))
-        tell_message(id, RDMA_CM_EVENT_UNREACHABLE, refusal_status(id, message), message);
+        tell_message(id, RDMA_CM_EVENT_UNREACHABLE, fabric_cm_refusal(id, message), message);
     else
-        tell_message(id, RDMA_CM_EVENT_REJECTED, refusal_status(id, message), message);
+        tell_message(id, RDMA_CM_EVENT_REJECTED, fabric_cm_refusal(id, message), message);
 }
 
 /* ---- the passive side ------------------------------------------------------------------------ */
@@ -601,16 +573,16 @@ static void request_take(struct fabric_id *listener, const struct fabric_packet 
     id->remote = message->from;
     id->remote_qpn = message->qpn;
     id->remote_psn = message->psn;
-    ece_take(id, message);
-    id->mtu = smaller(fabric_cm_mtu(), message->mtu);
+    fabric_cm_ece_take(id, message);
+    id->mtu = fabric_cm_smaller(fabric_cm_mtu(), message->mtu);
     id->tos = message->tos; /* one class for both directions */
     id->retries = message->retries;
     id->rnr_retries = message->rnr_retries;
     /* What the peer asks for; rdma_accept() may take less. */
     id->responder_resources =
-        smaller(message->initiator_depth, (unsigned)fabric_profile.max_qp_rd_atom);
-    id->initiator_depth =
-        smaller(message->responder_resources, (unsigned)fabric_profile.max_qp_init_rd_atom);
+        fabric_cm_smaller(message->initiator_depth, (unsigned)fabric_profile.max_qp_rd_atom);
+    id->initiator_depth = fabric_cm_smaller(message->responder_resources,
+                                            (unsigned)fabric_profile.max_qp_init_rd_atom);
     memcpy(&id->ibv.route.addr.src_addr, &message->destination, sizeof(message->destination));
     memcpy(&id->ibv.route.addr.dst_addr, &message->source, sizeof(message->source));
     fabric_cm_gids(id);
@@ -693,7 +665,7 @@ int fabric_cm_accept(struct fabric_id *id, const struct rdma_conn_param *param)
     message.retries = 0; /* a reply has no room for it */
     message.rnr_retries = own.rnr_retry_count;
     message.srq = id->srq;
-    ece_put(id, &message);
+    fabric_cm_ece_put(id, &message);
     request_settled(id);
     if (fabric_cm_is_datagram(id)) {
         id->state = FABRIC_CM_CONNECTED;

@@ -104,6 +104,24 @@ static inline bool fabric_cm_is_datagram(const struct fabric_id *id)
     return id->ibv.qp_type == IBV_QPT_UD;
 }
 
+/* Requests and replies say what the program's queue pair may do beyond the specification. */
+static inline void fabric_cm_ece_put(const struct fabric_id *id, struct fabric_cm_message *message)
+{
+    message->ece_vendor = id->local_ece.vendor_id;
+    message->ece_options = id->local_ece.options;
+}
+
+static inline void fabric_cm_ece_take(struct fabric_id *id, const struct fabric_cm_message *message)
+{
+    id->remote_ece.vendor_id = message->ece_vendor;
+    id->remote_ece.options = message->ece_options;
+}
+
+static inline uint8_t fabric_cm_smaller(unsigned one, unsigned other)
+{
+    return (uint8_t)(one < other ? one : other);
+}
+
 /* -1 with errno, or 0 without. */
 static inline int fabric_fail(int error)
 {
@@ -135,6 +153,8 @@ int fabric_cm_notify(struct fabric_id *id, enum ibv_event_type event);
 void fabric_cm_leave(struct fabric_id *id);
 /* The context of a device that all ids of the process share; NULL: it could not be opened. */
 struct ibv_context *fabric_cm_context(struct fabric_device *device);
+/* The status of an event that tells of a refusal. */
+int fabric_cm_refusal(const struct fabric_id *id, const struct fabric_cm_message *message);
 void fabric_cm_device_set(struct fabric_id *id, struct fabric_device *device);
 /* The queue pair that is connected; NULL: the program has it, and connects it itself. */
 struct fabric_qp *fabric_cm_qp(const struct fabric_id *id);

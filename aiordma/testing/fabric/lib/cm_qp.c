@@ -127,3 +127,13 @@ uint8_t fabric_cm_mtu(void)
         mtu++;
     return mtu;
 }
+
+/* Of datagrams it is the status of a SIDR_REP: the service is not there, or it refuses. */
+int fabric_cm_refusal(const struct fabric_id *id, const struct fabric_cm_message *message)
+{
+    if (fabric_cm_is_datagram(id))
+        return message->reason == FABRIC_REJECT_NO_SERVICE ? 1 : 2;
+    if (fabric_profile.iwarp)
+        return message->reason == FABRIC_REJECT_NO_SERVICE ? -ECONNREFUSED : -ECONNRESET;
+    return message->reason;
+}

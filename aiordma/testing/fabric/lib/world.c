@@ -60,7 +60,7 @@ static struct {
     int64_t lost_messages[6]; /* so many of each are to be lost; -1: all */
     fabric_time line_free;    /* when the packets before have left, at this rate */
     int64_t harmed;           /* packets that a fault of the wire has struck */
-    int64_t meanwhile; /* the chance of a step while a call of the data path is made */
+    int64_t meanwhile;        /* the chance of a step while a call of the data path is made */
     bool blocked[FABRIC_DEVICES][FABRIC_DEVICES];
     fabric_time paused[FABRIC_DEVICES]; /* until when a device holds back what it sends */
     struct fault faults[FAULTS];
