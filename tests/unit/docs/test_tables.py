@@ -181,7 +181,9 @@ def test_the_incidents_of_the_fabric() -> None:
     text = _section((DOCS / "fabric.md").read_text(), "Incidents")
     folder = Path(aiordma_fabric.__file__).parent / "aiordma/testing/fabric/lib"
     known = set(re.findall(r'\{"([\w ]+)", &world\.', (folder / "world.c").read_text()))
-    assert known - {"reorder", "late", "meanwhile"} == {name for name in known if f"`{name}`" in text}
+    assert known - {"reorder", "late", "meanwhile"} == {
+        name for name in known if f"`{name}`" in text
+    }
     source = "".join((folder / name).read_text() for name in ("world.c", "incidents.c"))
     functions = re.findall(r"^\| `\w+ (fabric_\w+)\(", text, re.M)
     assert len(functions) == 7
