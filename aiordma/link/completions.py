@@ -126,16 +126,13 @@ class Completions:
     def listen(self) -> None:
         """Have own requests wake the loop, too, until as many `unlisten`.
 
-        A queue that cannot be armed ends its connections, as where the drain arms it; in a later
-        turn, because the caller is in the middle of its own work.
+        Raises:
+            OSError: The queue cannot be armed.
         """
         self._listeners += 1
         wanted = self._listeners == 1 and self._quiet and not self.over
-        try:
-            if wanted and listen(self.cq):
-                self.sweep()
-        except OSError as exc:
-            self._channel.fail_soon(exc)
+        if wanted and listen(self.cq):
+            self.sweep()
 
     def unlisten(self) -> None:
         """Undo one `listen`."""

@@ -106,8 +106,6 @@ class Ending:
             if steps.stop is not None:
                 await steps.stop()
             await side.quiesce()
-        except OSError as exc:  # a queue that cannot be armed any more, for instance
-            side.note("did not end in good order: %s", exc)
         finally:
             self._give_back(steps)
         await side.wait_closed()

@@ -286,16 +286,6 @@ class CompletionChannel(Resource):
             return
         report(loop, exc, "aiordma: dispatching a completion failed")
 
-    def fail_soon(self, exc: Exception) -> None:
-        """A queue cannot be armed: end, in the next turn, what waits for its completions.
-
-        Raises:
-            Exception: `exc`, where no loop reads the channel.
-        """
-        if self._home is None or self._home.is_closed():
-            raise exc
-        self._home.call_soon(self._on_failure, exc)
-
     def _on_failure(self, exc: Exception) -> None:
         """The descriptor cannot be read any more, mostly because the device is gone."""
         self._report(exc)
