@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["LIMIT_S", "gone", "launch", "launched", "outside"]
+__all__ = ["LIMIT_S", "ROOT", "gone", "launch", "launch_tests", "launched", "outside"]
 
+ROOT = Path(__file__).parents[2]
 LIMIT_S = 30
 _POLL_S = 0.01
 
@@ -31,7 +32,10 @@ def launched(*words: str) -> list[str]:
 
 
 def launch(
-    *words: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    *words: str,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    limit_s: float = LIMIT_S,
 ) -> subprocess.CompletedProcess[str]:
     """Run the launcher to its end."""
     return subprocess.run(
@@ -42,8 +46,27 @@ def launch(
         capture_output=True,
         text=True,
         check=False,
-        timeout=LIMIT_S,
+        timeout=limit_s,
     )
+
+
+def launch_tests(
+    options: Sequence[str], words: Sequence[str], *, device: str = "rxe", limit_s: float
+) -> str:
+    """Run device tests over the fabric, none of which may be skipped; the last line of pytest."""
+    pytest = ("-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", f"--rootdir={ROOT}")
+    env = outside(
+        AIORDMA_SOFTROCE_ADDR="127.0.0.1",
+        AIORDMA_SOFTROCE_DEVICE=device,
+        PYTHONPATH=os.environ.get("PYTHONPATH", ""),
+    )
+    done = launch(
+        *options, "--", sys.executable, *pytest, *words, env=env, cwd=ROOT, limit_s=limit_s
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = done.stdout.splitlines()[-1]
+    assert "skipped" not in last
+    return last
 
 
 def gone(folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""A server and a client beside it, within a run of the fabric: `pair.py PLAN`.
+"""A server and a client beside it, within a run of the fabric: `-m tests.fabric.pair PLAN`.
 
 PLAN is an object of JSON, see `Plan`; so is what is printed: the exit status and the output of
 each side.  The client is started when the server is ready, and not before: its port is in the
@@ -14,11 +14,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypedDict
 
+from tests.tcp_ports import listens
+
 _POLL_S = 0.005
-_LISTEN = "0A"  # in /proc/net/tcp
 
 
 class Plan(TypedDict):
@@ -83,23 +83,13 @@ class Side:
         self._process.wait()
 
 
-def _listens_over_tcp(port: int) -> bool:
-    end = f":{port:04X}"
-    for table in ("tcp", "tcp6"):
-        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
-            _, local, _, state, *_ = line.split()
-            if state == _LISTEN and local.endswith(end):
-                return True
-    return False
-
-
 def _readiness(ready: str, server: Side) -> Callable[[], bool]:
     kind, _, port = ready.partition(" ")
     if kind == "rdma":
         library = ctypes.CDLL("libibverbs.so.1")
         return lambda: bool(library.fabric_listens(int(port)))
     if kind == "tcp":
-        return lambda: _listens_over_tcp(int(port))
+        return lambda: listens(int(port))
     return lambda: ready in server.said
 
 

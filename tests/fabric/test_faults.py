@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-from tests.fabric.launching import launched, outside
+from tests.fabric.launching import launch_tests
 
-ROOT = Path(__file__).parents[2]
 LIMIT_S = 300
 #: Each event loop, and another adapter with each.
 RUNS = pytest.mark.parametrize(
@@ -21,28 +15,9 @@ RUNS = pytest.mark.parametrize(
 
 def run(files: str, loop: str, profile: str) -> str:
     """Run tests over the fabric with two devices; the last line of pytest."""
-    words = (
-        *("-m", "pytest", "-q", "-p", "no:cacheprovider", files, f"--loop={loop}"),
-        *("-W", "error", f"--rootdir={ROOT}"),
-    )
+    options = (f"--profile={profile}", "--devices=2")
     kind = "siw" if profile.startswith("siw") else "rxe"
-    done = subprocess.run(
-        launched(f"--profile={profile}", "--devices=2", "--", sys.executable, *words),
-        env=outside(
-            AIORDMA_SOFTROCE_ADDR="127.0.0.1",
-            AIORDMA_SOFTROCE_DEVICE=kind,
-            PYTHONPATH=os.environ.get("PYTHONPATH", ""),
-        ),
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_S,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "skipped" not in done.stdout.splitlines()[-1]
-    return done.stdout.splitlines()[-1]
+    return launch_tests(options, (files, f"--loop={loop}"), device=kind, limit_s=LIMIT_S)
 
 
 @pytest.mark.timeout(LIMIT_S + 30)

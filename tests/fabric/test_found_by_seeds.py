@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import textwrap
 
 import pytest
 
-from tests.fabric.launching import launched, outside
+from tests.fabric.launching import launch
 
 _HEAD = """
 import asyncio, errno, gc
@@ -186,13 +185,6 @@ _PROGRAMS = {
 @pytest.mark.parametrize("name", _PROGRAMS)
 def test_found(name: str) -> None:
     program = _HEAD + textwrap.dedent(_PROGRAMS[name]) + "\nrun(main)\n"
-    done = subprocess.run(
-        launched("--", sys.executable, "-W", "error", "-c", program),
-        env=outside(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = launch("--", sys.executable, "-W", "error", "-c", program)
     assert done.returncode == 0, done.stderr
     assert "unclosed" not in done.stderr

@@ -5,16 +5,10 @@ The results go to reports of their own, out of which tools/reliability_table.py 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-from tests.fabric.launching import launched, outside
+from tests.fabric.launching import ROOT, launch_tests
 
-ROOT = Path(__file__).parents[2]
 REPORTS = ROOT / "build/test"
 LIMIT_S = 180
 
@@ -31,23 +25,7 @@ LIMIT_S = 180
 def test_the_matrix(loop: str, files: list[str]) -> None:
     REPORTS.mkdir(parents=True, exist_ok=True)
     words = (
-        *("-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", f"--rootdir={ROOT}"),
         *(f"--loop={loop}", f"--junitxml={REPORTS}/matrix-{loop}.xml"),
         *(f"tests/fabric/{name}.py" for name in files),
     )
-    done = subprocess.run(
-        launched("--devices=4", "--", sys.executable, *words),
-        env=outside(
-            AIORDMA_SOFTROCE_ADDR="127.0.0.1",
-            AIORDMA_SOFTROCE_DEVICE="rxe",
-            PYTHONPATH=os.environ.get("PYTHONPATH", ""),
-        ),
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_S,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "skipped" not in done.stdout.splitlines()[-1]
+    launch_tests(["--devices=4"], words, limit_s=LIMIT_S)

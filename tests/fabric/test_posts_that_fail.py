@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import textwrap
 
 import pytest
 
-from tests.fabric.launching import launched, outside
+from tests.fabric.launching import launch
 
 _STREAM = """
     import asyncio, ctypes, errno, sys
@@ -48,13 +47,7 @@ _STREAM = """
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_the_last_write_of_a_stream(loop: str) -> None:
-    done = subprocess.run(
-        launched("--", sys.executable, "-W", "error", "-c", textwrap.dedent(_STREAM), loop),
-        env=outside(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    program = textwrap.dedent(_STREAM)
+    done = launch("--", sys.executable, "-W", "error", "-c", program, loop)
     assert done.returncode == 0, done.stderr
     assert "ibv_post_send: ENOMEM" in done.stdout

@@ -19,9 +19,8 @@ from typing import Any
 import pytest
 
 from tests.fabric.foreign import CASES, LEFT_OUT, PACKAGES, SHOWS, Case
-from tests.fabric.launching import launched, outside
+from tests.fabric.launching import ROOT, launch
 
-PAIR = Path(__file__).with_name("pair.py")
 LIMIT_S = 40.0
 BYTES = bytes(range(250)) * 1200
 
@@ -44,16 +43,9 @@ def ran(case: Case, **names: object) -> dict[str, Any]:
         "again": case.again,
         "limit_s": LIMIT_S,
     }
-    words = (sys.executable, str(PAIR), json.dumps(plan))
-    done = subprocess.run(
-        launched("--", *words),
-        env=outside(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=LIMIT_S + 20,
-    )
+    words = (sys.executable, "-m", "tests.fabric.pair", json.dumps(plan))
+    done = launch("--", *words, cwd=ROOT, limit_s=LIMIT_S + 20)
+    assert done.returncode == 0, done.stderr
     results: dict[str, Any] = json.loads(done.stdout)
     return results
 

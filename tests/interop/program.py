@@ -20,6 +20,7 @@ import pytest
 
 from aiordma import Connection, ConnectionFailedError, ConnectionLostError, ConnectionRejectedError
 from tests.device.shared import IS_SIW
+from tests.tcp_ports import listens
 
 T = TypeVar("T")
 
@@ -28,7 +29,6 @@ LIMIT_S = 80.0
 _LONGEST_LINE = 1 << 20
 #: Nobody listens there, in the words of InfiniBand, of its datagrams, and of iWARP.
 _NOBODY = (8, 1, -errno.ECONNREFUSED)
-_LISTEN = "0A"  # in /proc/net/tcp
 
 
 class Program:
@@ -157,22 +157,11 @@ async def _until_rdma_listen_is_over(server: Program, port: int) -> None:
     The call makes a TCP socket listen, which shows, and then takes some microseconds of processor
     time, in which it does not sleep.
     """
-    while not _listens(port) and not server.ended:  # noqa: ASYNC110
+    while not listens(port) and not server.ended:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     ticks = server.at()[1] + 2
     while (at := server.at())[0] == "R" and at[1] < ticks:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
-
-
-def _listens(port: int) -> bool:
-    """Whether a TCP socket of the system, as those of software iWARP are, listens on the port."""
-    end = f":{port:04X}"
-    for table in ("tcp", "tcp6"):
-        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
-            _, local, _, state, *_ = line.split()
-            if state == _LISTEN and local.endswith(end):
-                return True
-    return False
 
 
 async def until_listening(server: Program, port: int, knock: Callable[[], Awaitable[T]]) -> T:
