@@ -242,10 +242,12 @@ static bool is_cut(const struct fabric_header *header)
 /* A message of the connection manager that was named; its first byte is its type. */
 static bool is_lost_message(const struct fabric_packet *packet)
 {
-    unsigned type = packet->bytes[0];
+    unsigned type;
 
-    if (packet->header.opcode != FABRIC_CM || type >= FABRIC_LENGTH(world.lost_messages) ||
-        !world.lost_messages[type])
+    if (packet->header.opcode != FABRIC_CM) /* another one may have no bytes */
+        return false;
+    type = packet->bytes[0];
+    if (type >= FABRIC_LENGTH(world.lost_messages) || !world.lost_messages[type])
         return false;
     if (world.lost_messages[type] > 0)
         world.lost_messages[type]--;
