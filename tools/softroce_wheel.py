@@ -1,8 +1,8 @@
-"""Build the wheel of ``aiordma-softroce``: ``make softroce-wheel``, which fills ``dist``.
+"""Build the sdist and the wheel of ``aiordma-softroce``: ``make softroce-wheel`` fills ``dist``.
 
-The wheel has User-Mode Linux kernels of several series, and rdma-core, iproute2 and perftest for
-their guests, so that ``python -m aiordma.testing.softroce`` needs no compiler, no package of the
-system and no network.  The kernels are those that the runner builds; the programs and libraries
+Beside the code the wheel has User-Mode Linux kernels of several series, and rdma-core, iproute2 and
+perftest for their guests, so that ``python -m aiordma_softroce`` needs no compiler, no package of
+the system and no network.  The kernels are those that the runner builds; the programs and libraries
 come out of Debian's packages, as they are, but with the place of their libraries.  ``SOURCES.md``
 in the wheel names the source of each with its version; two builds from the same packages and
 kernels are the same, byte for byte.
@@ -16,18 +16,25 @@ import re
 import shutil
 import sys
 import tempfile
-import tomllib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from checks import ROOT, CheckFailedError, call
+from checks import ROOT, CheckFailedError, call, repository_files
 from wheels import DIST, imported, program, settings
 
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "softroce/src"))
 
-from aiordma.testing.softroce import SoftroceError, bundle, kernel_build, packages
+from aiordma_softroce import SoftroceError, bundle, kernel_build, packages
 
-PACKAGE = ROOT / "tools/softroce"
+PACKAGE = ROOT / "softroce"
+#: As the files of both are called.
+NAME = "aiordma_softroce"
+#: Of a wheel with the kernels and programs of others.
+LICENSE = (
+    "Apache-2.0 AND GPL-2.0-only AND (GPL-2.0-only OR Linux-OpenIB) AND LGPL-2.1-only AND "
+    "GPL-2.0-or-later AND LGPL-2.1-or-later AND BSD-3-Clause AND Zlib"
+)
 #: The kernels of a release: the long-term ones of Debian 12, and the newest.
 KERNELS = ("6.1", "6.12", "7.2")
 #: The oldest C library for which the wheel is: its version, in the tag of manylinux.
@@ -57,47 +64,77 @@ _LICENSE = re.compile(r"common-licenses/([\w.-]*\w)")
 
 
 def main() -> None:
-    """Build the wheel into ``dist``."""
-    parser = argparse.ArgumentParser(description="Build the wheel of aiordma-softroce.")
+    """Build both into ``dist``."""
+    parser = argparse.ArgumentParser(
+        description="Build the sdist and the wheel of aiordma-softroce."
+    )
     parser.add_argument("--folder", type=Path, default=DIST, help="in place of dist")
     parser.add_argument(
         "--kernels", nargs="+", default=KERNELS, metavar="X.Y", help="to have in it"
     )
     options = parser.parse_args()
     try:
-        print(make(options.folder, options.kernels))
+        built = make(options.folder, options.kernels)
+        print(built.sdist, built.wheel, sep="\n")
     except (CheckFailedError, SoftroceError) as error:
         sys.exit(f"make softroce-wheel: {error}")
 
 
-def make(folder: Path, kernels: Sequence[str] = KERNELS) -> Path:
-    """Build the wheel with these kernels into a folder; what earlier builds left is removed.
+@dataclass(frozen=True)
+class Built:
+    """What a build makes.
+
+    Attributes:
+        sdist: The archive of the sources, without kernels.
+        wheel: The wheel, with them.
+    """
+
+    sdist: Path
+    wheel: Path
+
+
+def make(folder: Path, kernels: Sequence[str] = KERNELS) -> Built:
+    """Build both, the wheel with these kernels, into a folder; what was there before is removed.
 
     Raises:
         CheckFailedError: A part needs a library that is not in the wheel, or a newer C library.
         SoftroceError: The kernel or a package cannot be had.
     """
     with tempfile.TemporaryDirectory(prefix="aiordma-softroce-") as scratch, settings():
-        source = Path(scratch, "source")
-        shutil.copytree(PACKAGE, source)
-        target = source / bundle.PACKAGE
+        source, out = Path(scratch, "source"), Path(scratch, "out")
+        _copy(source)
+        _build(source, out, "--sdist")
+        target = source / "src" / NAME / bundle.FOLDER.name
         for name in ("bin", "lib", "lib/libibverbs", "licenses", "private", "sbin", "tc"):
-            (target / name).mkdir()
+            (target / name).mkdir(parents=True)
+        shutil.copy(source / "SOURCES.md", target)
         origins = [*_add_kernels(target, kernels), *_add_packages(target, Path(scratch))]
         _add_licenses(target / "licenses")
         _write_sources(target, origins)
         _check(target)
-        _set_version(source)
-        call(
-            sys.executable, "-m", "build", "--no-isolation", "--wheel",
-            f"-C--build-option=--plat-name={_PLATFORM}", "--outdir", Path(scratch, "out"), source,
-            limit_s=600,
-        )  # fmt: skip
-        (built,) = Path(scratch, "out").glob("*.whl")
+        _set_license(source)
+        _build(source, out, "--wheel", f"-C--build-option=--plat-name={_PLATFORM}")
         folder.mkdir(exist_ok=True)
-        for old in folder.glob(f"{bundle.PACKAGE}-*.whl"):
+        for old in folder.glob(f"{NAME}-*"):
             old.unlink()
-        return Path(shutil.copy(built, folder))
+        (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
+        return Built(Path(shutil.copy(sdist, folder)), Path(shutil.copy(wheel, folder)))
+
+
+def _copy(source: Path) -> None:
+    """Copy what git knows of the distribution: leftovers of a build would be in the wheel."""
+    for path in repository_files():
+        if path.is_relative_to(PACKAGE.name):
+            copy = source / path.relative_to(PACKAGE.name)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / path, copy)
+
+
+def _build(source: Path, out: Path, *words: str) -> None:
+    call(
+        sys.executable, "-m", "build", "--no-isolation", *words, "--outdir", out, source,
+        limit_s=600,
+    )  # fmt: skip
 
 
 def _add_kernels(target: Path, names: Sequence[str]) -> list[tuple[str, str, str]]:
@@ -199,11 +236,10 @@ def _write_sources(target: Path, origins: list[tuple[str, str, str]]) -> None:
     file.write_text(file.read_text().replace("TABLE\n", "\n".join(rows) + "\n"))
 
 
-def _set_version(source: Path) -> None:
-    own = tomllib.loads((ROOT / "pyproject.toml").read_text())
+def _set_license(source: Path) -> None:
     file = source / "pyproject.toml"
-    line = f'version = "{own["project"]["version"]}"'
-    file.write_text(re.sub("^version = .*$", line, file.read_text(), flags=re.MULTILINE))
+    line = f'license = "{LICENSE}"'
+    file.write_text(re.sub("^license = .*$", line, file.read_text(), flags=re.MULTILINE))
 
 
 def _check(target: Path) -> None:

@@ -146,8 +146,11 @@ class Fault:
 
     def __del__(self) -> None:
         if getattr(self, "_undo", None) is not None:
-            warnings.warn(f"a fault was not cleared: {self._name}", ResourceWarning, 2, source=self)
-            self.clear()
+            text = f"a fault was not cleared: {self._name}"
+            try:
+                warnings.warn(text, ResourceWarning, 2, source=self)
+            finally:
+                self.clear()  # also where warnings are errors
 
     def __repr__(self) -> str:
         state = "set" if self._undo is not None else "cleared"

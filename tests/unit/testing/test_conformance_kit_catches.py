@@ -13,6 +13,8 @@ import pytest
 from aiordma.testing.stream_conformance import StreamConformance
 from aiordma.testing.stream_conformance.link import Link, each_role
 
+pytestmark = pytest.mark.one_loop  # the shim is for asyncio's own transports
+
 Factory = Callable[[], Any]
 
 

@@ -289,6 +289,11 @@ void fabric_send_datagram(struct fabric_qp *qp, struct fabric_wqe *wqe)
     struct fabric_packet *packet = NULL;
     struct fabric_device *to;
 
+    if (fabric_fails("datagram")) {
+        /* Its way is gone: as on Soft-RoCE, it comes back flushed, with all that is posted. */
+        fabric_qp_error(qp);
+        return;
+    }
     if (wqe->length > (uint64_t)fabric_profile.mtu) {
         /* No packet, and no error: C10-93.1.1 of the specification. */
         fabric_wqe_end(qp, wqe, IBV_WC_SUCCESS);

@@ -74,7 +74,7 @@ static bool has_address(const struct fabric_device *device, const struct sockadd
     union ibv_gid wanted, own;
     unsigned i;
 
-    if (address->sa_family != AF_INET && address->sa_family != AF_INET6)
+    if (device->unaddressed || (address->sa_family != AF_INET && address->sa_family != AF_INET6))
         return false;
     fabric_address_to_gid(address, &wanted);
     for (i = 0; i < device->address_count; i++) {
@@ -306,6 +306,32 @@ static void devices_begin(void)
     for (number = 0; number < device_count; number++)
         if (!devices[number].address_count)
             addresses_default(&devices[number]);
+}
+
+void fabric_device_address(struct fabric_device *device, bool present)
+{
+    union ibv_gid gid;
+    unsigned i, j;
+
+    for (i = 0; i < device->address_count; i++) {
+        fabric_address_to_gid((const struct sockaddr *)&device->addresses[i], &gid);
+        for (j = 0; j < FABRIC_GIDS; j++)
+            if (!memcmp(&device->gids[j].gid, &gid, sizeof(gid)))
+                device->gids[j].used = present;
+    }
+    device->unaddressed = !present;
+}
+
+void fabric_devices_anew(void)
+{
+    unsigned number;
+
+    devices_begin();
+    for (number = 0; number < device_count; number++) {
+        devices[number].removed = false;
+        devices[number].state = IBV_PORT_ACTIVE;
+        fabric_device_address(&devices[number], true);
+    }
 }
 
 struct fabric_device *fabric_device(unsigned number)

@@ -135,8 +135,12 @@ bool fabric_has_faults(void);
 void fabric_meanwhile(void);
 /* A message of a reliable connection has found no receive. */
 void fabric_overrun(void);
+/* A call was for a queue that a thread destroys. */
+void fabric_misuse(void);
 /* How late completions are to come, in nanoseconds. */
 fabric_time fabric_completion_delay(void);
+/* Whether those of a queue pair that is gone stay in their queue, for a fault. */
+bool fabric_completions_stay(void);
 /* After what time the connection manager repeats what was not answered; 0: its own. */
 fabric_time fabric_cm_response(void);
 
@@ -258,6 +262,7 @@ struct fabric_device {
     uint64_t guid;             /* network order */
     enum ibv_port_state state; /* no packet crosses a port that is not active */
     bool removed;              /* nobody finds it any more */
+    bool unaddressed;          /* its addresses are gone, and their GIDs */
     uint16_t lid;
     struct fabric_gid gids[FABRIC_GIDS];
     struct sockaddr_storage addresses[FABRIC_GIDS];
@@ -283,6 +288,10 @@ extern struct fabric_list fabric_contexts;
 /* All devices; the lock is held. */
 struct fabric_device *fabric_device(unsigned number);
 unsigned fabric_device_count(void);
+/* The addresses of a device go or come back, with their GIDs. */
+void fabric_device_address(struct fabric_device *device, bool present);
+/* All devices are as at the beginning, whatever has happened to them. */
+void fabric_devices_anew(void);
 /* The device that has an address (its port does not matter); NULL: none. Any of a wildcard. */
 struct fabric_device *fabric_device_of_address(const struct sockaddr *address);
 /* Whether a host with this address would be on the network of one of the devices. */
@@ -383,15 +392,17 @@ struct fabric_cq {
     unsigned size, head, count; /* size: of the ring, ibv.cqe and more */
     enum fabric_arm arm;
     bool overrun;              /* no completion comes any more */
+    bool leaves;               /* a thread destroys it */
     unsigned empty_polls;      /* no lock holds it: it only counts */
     bool polling;              /* between ibv_start_poll and ibv_end_poll */
     bool one_thread;           /* the program lets only one thread at a time poll */
     struct fabric_cqe current; /* the one that ibv_start_poll or ibv_next_poll has taken */
     unsigned generation, users, told, acked; /* told: events that ibv_get_cq_event has given */
     unsigned async_told, async_acked;
-    uint64_t wc_flags;        /* of ibv_create_cq_ex */
-    struct fabric_list links; /* of all queues */
-    struct fabric_list late;  /* completions that come later, for a fault */
+    uint64_t wc_flags;         /* of ibv_create_cq_ex */
+    struct fabric_list links;  /* of all queues */
+    struct fabric_list late;   /* completions that come later, for a fault */
+    struct fabric_list strays; /* likewise, whatever becomes of their queue pair */
 };
 
 /* NULL and errno. The lock is held. */

@@ -38,6 +38,28 @@ FABRIC_API int fabric_link(unsigned number, int up)
 }
 
 /*
+ * All addresses of a device go or come back, as on a network interface from which somebody takes
+ * them: their GIDs change, and no packet gets to the device or away from it while they are gone.
+ */
+FABRIC_API int fabric_address(unsigned number, int present)
+{
+    struct fabric_device *device;
+    int result = -1;
+
+    fabric_lock();
+    device = fabric_device(number);
+    if (device && !device->removed) {
+        if (device->unaddressed == !!present) {
+            fabric_device_address(device, present);
+            tell_contexts(device, IBV_EVENT_GID_CHANGE);
+        }
+        result = 0;
+    }
+    fabric_unlock();
+    return result;
+}
+
+/*
  * A device is taken away.  Its port is down, its queue pairs have failed (drivers of hardware that
  * is gone flush in its place), its users and ids are told, and nobody finds it any more.  The
  * objects stay until the program destroys them.  There is no way back.

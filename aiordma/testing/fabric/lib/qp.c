@@ -639,7 +639,8 @@ static int wr_copy(struct fabric_qp *qp, struct fabric_wqe *wqe, const struct ib
         }
     } else {
         wqe->sges = (unsigned)wr->num_sge;
-        memcpy(wqe->sge, wr->sg_list, wqe->sges * sizeof(*wr->sg_list));
+        if (wqe->sges)
+            memcpy(wqe->sge, wr->sg_list, wqe->sges * sizeof(*wr->sg_list));
     }
     switch (wr->opcode) {
     case IBV_WR_SEND_WITH_IMM:

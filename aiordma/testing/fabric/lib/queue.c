@@ -137,12 +137,28 @@ static bool late_add(struct fabric_cq *cq, const struct ibv_wc *wc, bool solicit
     return true;
 }
 
+/* How late a stray comes, in nanoseconds: its queue pair may have begun anew. */
+#define STRAY 700000000
+
+/* A completion goes astray, and comes late, whatever becomes of its queue pair. */
+static void stray_add(struct fabric_cq *cq, const struct ibv_wc *wc, bool solicited)
+{
+    struct late *late = calloc(1, sizeof(*late));
+
+    if (!late)
+        abort();
+    *late = (struct late){.cq = cq, .wc = *wc, .solicited = solicited};
+    late->timer.ring = late_ring;
+    fabric_list_add(&cq->strays, &late->links);
+    fabric_timer_set(&late->timer, fabric_now() + STRAY);
+}
+
 /* Those of a queue pair, or all. */
-static void late_forget(struct fabric_cq *cq, const uint32_t *qp_num)
+static void late_forget(struct fabric_list *list, const uint32_t *qp_num)
 {
     struct fabric_list *item, *next;
 
-    for (item = cq->late.next; item != &cq->late; item = next) {
+    for (item = list->next; item != list; item = next) {
         struct late *late = FABRIC_CONTAINER(item, struct late, links);
 
         next = item->next;
@@ -206,6 +222,7 @@ struct fabric_cq *fabric_cq_create(struct fabric_context *context, int cqe, void
     pthread_mutex_init(&cq->ibv.mutex, NULL);
     pthread_cond_init(&cq->ibv.cond, NULL);
     fabric_list_init(&cq->late);
+    fabric_list_init(&cq->strays);
     if (channel) {
         cq->channel = FABRIC_CONTAINER(channel, struct fabric_channel, ibv);
         channel->refcnt++;
@@ -262,6 +279,12 @@ FABRIC_API unsigned fabric_cq_acknowledged(const struct ibv_cq *ibv)
     return FABRIC_CONTAINER(ibv, const struct fabric_cq, ibv)->acked;
 }
 
+/* In a simulation: a thread begins to destroy a queue, which is not to be polled or armed now. */
+FABRIC_API void fabric_cq_leaves(struct ibv_cq *ibv)
+{
+    FABRIC_CONTAINER(ibv, struct fabric_cq, ibv)->leaves = true;
+}
+
 FABRIC_API int ibv_destroy_cq(struct ibv_cq *ibv)
 {
     struct fabric_cq *cq = FABRIC_CONTAINER(ibv, struct fabric_cq, ibv);
@@ -275,7 +298,8 @@ FABRIC_API int ibv_destroy_cq(struct ibv_cq *ibv)
         fabric_unlock();
         return EBUSY;
     }
-    late_forget(cq, NULL);
+    late_forget(&cq->late, NULL);
+    late_forget(&cq->strays, NULL);
     /* Nobody has read these; the others have to be acknowledged first. */
     if (cq->channel)
         cq->told -= fabric_feed_drop(&cq->channel->feed, cq);
@@ -298,6 +322,8 @@ int fabric_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 
     if (solicited_only && !fabric_profile.solicited)
         return EOPNOTSUPP;
+    if (cq->leaves)
+        fabric_misuse();
     fabric_meanwhile();
     fabric_lock();
     if (fabric_fails("ibv_req_notify_cq")) {
@@ -363,6 +389,11 @@ static void complete_now(struct fabric_cq *cq, const struct ibv_wc *wc, bool sol
 
 void fabric_complete(struct fabric_cq *cq, const struct ibv_wc *wc, bool solicited)
 {
+    /* A fault of adapters, which is that of Soft-RoCE: not all comes back in time. */
+    if (wc->status == IBV_WC_WR_FLUSH_ERR && fabric_fails("flush")) {
+        stray_add(cq, wc, solicited);
+        return;
+    }
     if (late_add(cq, wc, solicited))
         return;
     complete_now(cq, wc, solicited);
@@ -386,9 +417,9 @@ void fabric_cq_clean(struct fabric_cq *cq, uint32_t qp_num)
 {
     unsigned i, kept = 0;
 
-    if (fabric_profile.completions_stay)
+    if (fabric_profile.completions_stay || fabric_completions_stay())
         return;
-    late_forget(cq, &qp_num);
+    late_forget(&cq->late, &qp_num);
     for (i = 0; i < cq->count; i++) {
         struct fabric_cqe *cqe = &cq->ring[(cq->head + i) % cq->size];
 
@@ -404,6 +435,8 @@ int fabric_poll_cq(struct ibv_cq *ibv, int most, struct ibv_wc *wc)
     struct fabric_cqe cqe;
     int count = 0;
 
+    if (cq->leaves)
+        fabric_misuse();
     /*
      * A program that polls without a pause does not keep others from the lock.  Where it has all of
      * a processor, the service thread may wait for its turn: so the sockets are read here now and
@@ -479,7 +512,8 @@ int fabric_recv_add(struct fabric_recv_ring *ring, const struct ibv_recv_wr *wr,
     recv = &ring->items[(ring->head + ring->count++) % ring->size];
     recv->wr_id = wr->wr_id;
     recv->sges = (unsigned)wr->num_sge;
-    memcpy(recv->sge, wr->sg_list, recv->sges * sizeof(*wr->sg_list));
+    if (recv->sges)
+        memcpy(recv->sge, wr->sg_list, recv->sges * sizeof(*wr->sg_list));
     return 0;
 }
 

@@ -48,7 +48,7 @@ static struct {
     unsigned flying;
     int64_t counts[FABRIC_KINDS];
     uint64_t digest; /* of the steps of a simulation */
-    int64_t overruns;
+    int64_t overruns, misuses;
     bool thread, running;
     fabric_time thread_until; /* when the service thread wakes by itself */
 
@@ -60,6 +60,7 @@ static struct {
     int64_t lost_messages[6]; /* so many of each are to be lost; -1: all */
     fabric_time line_free;    /* when the packets before have left, at this rate */
     int64_t harmed;           /* packets that a fault of the wire has struck */
+    int64_t completions_stay; /* in the queue, when their queue pair is destroyed */
     int64_t meanwhile;        /* the chance of a step while a call of the data path is made */
     bool blocked[FABRIC_DEVICES][FABRIC_DEVICES];
     fabric_time paused[FABRIC_DEVICES]; /* until when a device holds back what it sends */
@@ -227,7 +228,7 @@ static bool is_down(unsigned device)
 {
     const struct fabric_device *there = fabric_device(device);
 
-    return there && there->state != IBV_PORT_ACTIVE;
+    return there && (there->state != IBV_PORT_ACTIVE || there->unaddressed);
 }
 
 /* A cut of this process also holds for what others have sent to it. */
@@ -595,6 +596,11 @@ FABRIC_API int fabric_fault_clear(int number)
     return result;
 }
 
+bool fabric_completions_stay(void)
+{
+    return world.completions_stay > 0;
+}
+
 fabric_time fabric_completion_delay(void)
 {
     return world.completion_delay_ns > 0 ? (fabric_time)world.completion_delay_ns : 0;
@@ -631,6 +637,7 @@ FABRIC_API int fabric_set(const char *name, int64_t value)
         {"lost DREQ", &world.lost_messages[4]},
         {"lost DREP", &world.lost_messages[5]},
         {"meanwhile", &world.meanwhile},
+        {"completions_stay", &world.completions_stay},
     };
     unsigned i;
 
@@ -703,22 +710,27 @@ static void packets_forget(struct fabric_list *list)
 }
 
 /*
- * From now on the caller takes the steps, chosen by the seed.  Faults and clock are as at the
- * beginning; what was on its way is lost.
+ * From now on the caller takes the steps, chosen by the seed.  Faults, clock and devices are as at
+ * the beginning; what was on its way is lost.
  */
 FABRIC_API void fabric_stepped(uint64_t seed)
 {
+    struct fabric_list *item;
+
     fabric_lock();
+    for (item = fabric_contexts.next; item != &fabric_contexts; item = item->next)
+        fabric_feed_drop(&FABRIC_CONTAINER(item, struct fabric_context, links)->events, NULL);
     fabric_is_stepped = true;
+    fabric_devices_anew();
     world.random = seed;
     world.clock = 1000000 * (fabric_time)FABRIC_MS;
     world.loss = world.duplicate = world.delay = world.reorder = world.late = 0;
     world.delay_ns = world.completion_delay_ns = world.cm_response_ns = 0;
     world.corrupt = world.forge = world.rate = world.queue_ns = 0;
     memset(world.lost_messages, 0, sizeof(world.lost_messages));
-    world.meanwhile = 0;
+    world.meanwhile = world.completions_stay = 0;
     world.fault_count = 0;
-    world.overruns = 0;
+    world.overruns = world.misuses = 0;
     world.digest = 0xcbf29ce484222325u;
     memset(world.blocked, 0, sizeof(world.blocked));
     memset(world.paused, 0, sizeof(world.paused));
@@ -847,6 +859,17 @@ void fabric_overrun(void)
 FABRIC_API int64_t fabric_overruns(void)
 {
     return world.overruns;
+}
+
+void fabric_misuse(void)
+{
+    world.misuses++;
+}
+
+/* How many calls were for queues that a thread was destroying, since fabric_stepped(). */
+FABRIC_API int64_t fabric_misused(void)
+{
+    return world.misuses;
 }
 
 void fabric_meanwhile(void)

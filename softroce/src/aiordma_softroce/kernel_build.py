@@ -66,6 +66,10 @@ ESSENTIAL = (
     "NET_SCH_NETEM",
     "DUMMY",
     "VETH",
+    "BRIDGE",
+    "VLAN_8021Q",
+    "MACVLAN",
+    "BONDING",
 )
 
 #: Four fifths of the source are for hardware and architectures that are not here. The files that

@@ -34,7 +34,7 @@ $AIORDMA_SOFTROCE_CACHE, by default ~/.cache/aiordma/softroce."""
 def options_parser() -> argparse.ArgumentParser:
     """Make the parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m aiordma.testing.softroce",
+        prog="python -m aiordma_softroce",
         usage="%(prog)s [options] -- COMMAND [ARGUMENT...]",
         description=_DESCRIPTION,
         epilog=_EPILOG,

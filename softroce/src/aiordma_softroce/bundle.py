@@ -1,7 +1,7 @@
-"""The distribution ``aiordma-softroce``: a kernel that has been built, and rdma-core for a guest.
+"""What the published wheel has beside the code: kernels that have been built, and rdma-core.
 
-Where it is installed the engine ``uml`` builds nothing and needs no package of the system.  Its
-folder has
+Where it is installed the engine ``uml`` builds nothing and needs no package of the system.  The
+folder ``system`` of this package has
 
 - ``linux-X.Y``, kernels, linked statically, named by their series;
 - ``sbin`` and ``bin``, the programs of iproute2, rdma-core and perftest, for those that the system
@@ -14,7 +14,6 @@ folder has
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import re
 import shutil
@@ -23,7 +22,8 @@ from pathlib import Path
 
 from .errors import InfrastructureError
 
-PACKAGE = "aiordma_softroce"
+#: In a checkout, and in an installation from source, it is not there.
+FOLDER = Path(__file__).with_name("system")
 #: The kernel of a run that asks for none by name.
 DEFAULT_KERNEL = "6.12"
 #: The drivers of the devices that a guest can have.
@@ -37,7 +37,7 @@ _LIBRARIES = ("libibverbs.so.1", "librdmacm.so.1")
 
 @dataclass(frozen=True)
 class Bundle:
-    """An installed ``aiordma-softroce``.
+    """The files of an installed wheel.
 
     Attributes:
         folder: its files.
@@ -83,24 +83,20 @@ class Bundle:
 
 
 def find() -> Bundle | None:
-    """Return the bundle that is installed for this interpreter, or None.
+    """Return what this installation has, or None.
 
     Raises:
         InfrastructureError: it cannot be used where it is.
     """
-    spec = importlib.util.find_spec(PACKAGE)
-    places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    for place in places:
-        found = Bundle(Path(place))
-        if not found.kernels():
-            continue
-        if ":" in place:
-            raise InfrastructureError(
-                f"the folder {place} has a colon in its name, which lists of folders cannot hold: "
-                "install aiordma-softroce elsewhere"
-            )
-        return found
-    return None
+    found = Bundle(FOLDER)
+    if not found.kernels():
+        return None
+    if ":" in str(FOLDER):
+        raise InfrastructureError(
+            f"the folder {FOLDER} has a colon in its name, which lists of folders cannot hold: "
+            "install aiordma-softroce elsewhere"
+        )
+    return found
 
 
 def has_rdma_core() -> bool:

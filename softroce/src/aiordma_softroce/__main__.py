@@ -1,4 +1,4 @@
-"""Entry point of ``python -m aiordma.testing.softroce``."""
+"""Entry point of ``python -m aiordma_softroce``."""
 
 from __future__ import annotations
 
