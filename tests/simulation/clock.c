@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { ALARMS = 1024, SECOND = 1000 * 1000 * 1000 };
+enum { ALARMS = 1024, SECOND = 1000 * 1000 * 1000, YIELD = 2000 };
 
 /* 2026-01-01, where the virtual calendar begins. */
 static const uint64_t CALENDAR = 1767225600u;
@@ -94,6 +94,17 @@ int close(int fd)
     if (fd >= 0 && fd < ALARMS)
         alarms[fd].used = false;
     return (int)syscall(SYS_close, fd);
+}
+
+void simulated_advance(uint64_t now);
+
+/* A thread that polls gives the processor away: meanwhile time passes. */
+int sched_yield(void)
+{
+    if (!simulated_now)
+        return (int)syscall(SYS_sched_yield);
+    simulated_advance(simulated_now + YIELD);
+    return 0;
 }
 
 /* The moment of the first alarm; 0: none is set. */

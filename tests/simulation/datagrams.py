@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from typing import Any
+from unittest import mock
 
 import aiordma
+from aiordma.datagram import port
 from tests.simulation.common import ADDRESS, OTHER, count_of, is_broken, pattern, unless_broken
 from tests.simulation.world import World
 
@@ -58,9 +60,13 @@ class _Protocol(asyncio.DatagramProtocol):
 
 async def datagrams(world: World) -> None:
     """A service that answers, and clients that ask it, a few at a time."""
+    with mock.patch.object(port, "SEND_DEPTH", world.one_of("send_depth", (64, 2, 1))):
+        await _datagrams(world)
+
+
+async def _datagrams(world: World) -> None:
     config = aiordma.DatagramConfig(
         recv_depth=world.one_of("recv_depth", (256, 4, 1)),
-        send_depth=world.one_of("send_depth", (64, 2, 1)),
         # The connection manager repeats a request that got lost after four seconds.
         resolve_timeout_s=40.0 if world.may_delay else 5.0,
     )
@@ -100,11 +106,25 @@ async def datagrams(world: World) -> None:
                 except TimeoutError:
                     world.check(lossy, "a datagram got lost that had room everywhere")
         await asyncio.sleep(0.1)
+        if not world.may_break:
+            await again(number, transport, protocol, sent)
         world.check(set(protocol.got) <= sent, "an answer to what was not asked")
         twice = [head for head, count in protocol.got.items() if count > 1]
         world.check(world.may_delay or not twice, f"{twice} came twice")
         if not lossy:
             world.check(set(protocol.got) == sent, "an answer is missing")
+
+    async def again(number: int, transport: Any, protocol: _Protocol, sent: set[bytes]) -> None:
+        """Whatever got lost, an endpoint goes on: who asks again and again has an answer."""
+        for index in range(50, 90):
+            name = number * 100 + index
+            head = b"%8d" % name
+            sent.add(head)
+            transport.sendto(head)
+            await asyncio.sleep(0.3)
+            if head in protocol.got:
+                return
+        world.check(False, "an endpoint does not go on")
 
     clients = count_of(world, "clients", 3)
     lossy = world.may_delay or config.recv_depth < 12 * clients

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 from tests.simulation.world import World
 
@@ -131,6 +132,8 @@ def _calls(world: World) -> str:
     """One call of the libraries fails, once or a few times."""
     _breaks(world)
     call = world.one_of("call", [*_CALLS, *_OFTEN])
+    # The event is taken before the poll that fails.
+    world.may_lose_events |= call == "ibv_poll_cq"
     after = world.draw("call after", 1 << 1 + world.draw("call scale", 6))
     times = world.one_of("call times", (1, 1, 2, 5))
     world.fabric.fabric_fault(call.encode(), after, times, _CALLS[call])
@@ -174,10 +177,50 @@ def _no_result(world: World) -> str:
     return f"results after {after} do not land"
 
 
+def _port(world: World) -> str:
+    """A port goes down for a while, and its users are told of it."""
+    return _away(world, "port", world.fabric.fabric_link)
+
+
+def _addresses(world: World) -> str:
+    """An adapter's addresses go, and come back: its GIDs change."""
+    return _away(world, "addresses", world.fabric.fabric_address)
+
+
+def _away(world: World, what: str, switch: Callable[[int, int], int]) -> str:
+    _breaks(world)
+    begin = _moment(world, what)
+    end = begin + (1 + world.draw(f"{what} for", 60_000)) * _MS
+    device = world.draw(f"{what} of", 2)
+    world.at(begin, lambda: switch(device, 0))
+    world.at(end, lambda: switch(device, 1))
+    return f"adapter {device} is without its {what} from {_told(begin)} to {_told(end)}"
+
+
+def _removal(world: World) -> str:
+    """The module of an adapter, or its network device, is removed."""
+    _breaks(world)
+    begin = _moment(world, "removal")
+    device = world.draw("removal of", 2)
+    world.at(begin, lambda: world.fabric.fabric_remove(device))
+    return f"adapter {device} is removed at {_told(begin)}"
+
+
+def _no_way(world: World) -> str:
+    """Datagrams cannot leave for a moment; of what their queue pair had, some comes back late."""
+    _delays(world)
+    after, times = world.draw("datagram after", 20), 1 + world.draw("datagrams", 3)
+    world.fabric.fabric_fault(b"datagram", after, times, 0)
+    strays = world.draw("strays", 3)
+    if strays:
+        world.fabric.fabric_fault(b"flush", world.draw("stray after", 4), strays, 0)
+    return f"the way of datagrams is gone after {after}, {times} times, with {strays} strays"
+
+
 #: The first are the plainest.
 _KINDS = (
     _nothing, _nothing, _nothing, _wire, _wire, _wire, _calls, _calls, _calls, _cut, _cut, _pause,
-    _power, _lost_event, _interrupts, _twice, _no_result,
+    _power, _lost_event, _interrupts, _twice, _no_result, _port, _addresses, _removal,
 )  # fmt: skip
 
 
@@ -186,6 +229,7 @@ def choose(world: World) -> str:
     kinds = list(_KINDS)
     if world.system == "datagrams":
         kinds.remove(_twice)  # they are told from one another by nobody
+        kinds += [_no_way] * 3
     chosen = [world.one_of("fault", kinds)]
     if world.once_in("second fault", 4):
         chosen.append(world.one_of("fault too", kinds))

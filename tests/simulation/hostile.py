@@ -6,7 +6,14 @@ import asyncio
 import contextlib
 
 import aiordma
-from aiordma.endpoint.wire import FRAME, FrameKind, Hello
+from aiordma.endpoint.wire import (
+    FRAME,
+    NUMBERS_MESSAGES,
+    TAKES_BARE,
+    TAKES_FRAGMENTS,
+    FrameKind,
+    Hello,
+)
 from tests.simulation.common import (
     ADDRESS,
     BROKEN,
@@ -21,7 +28,9 @@ from tests.simulation.world import World
 
 __all__ = ["hostile"]
 
-_SLOT = 1024
+_SLOT, _STUTTERS = 1024, b"st"
+#: Where the number of a message begins in the first byte of its header.
+_NUMBER_SHIFT = 4
 #: Seconds after which a silent peer is given up (`idle_timeout_s`, up to twice `keepalive_s` more),
 #: and what the end takes then.
 _SILENT_S = 80.0
@@ -30,18 +39,22 @@ _SILENT_S = 80.0
 async def hostile(world: World) -> None:
     """Peers that break the rules beside one that keeps them, all at one server."""
     world.may_overrun = True
+    world.may_lose_events = True  # of what they send without asking for one
     world.may_log = "this side ends the connection with", "the peer ended the connection", "refused"
 
     async def handler(connection: aiordma.Connection) -> None:
         answers = not world.draw("takes only", 3)
-        began = world.now
+        began, stutters = world.now, False
         try:
             async for message in connection:
+                stutters |= bytes(message) == _STUTTERS
                 if answers or len(message) >= 8:
                     await connection.send(bytes(message))
                 message.release()
-        except BROKEN:
-            pass
+        except BROKEN as error:
+            text = f"{error!r}, {error.__cause__!r}"
+            told = world.may_break or not stutters or "came twice" in text
+            world.check(told, f"a message came twice, and the handler was told {text}")
         silent = _SILENT_S + world.patience
         world.check(world.now - began < 2 * silent, "a hostile peer has kept a handler busy")
 
@@ -63,14 +76,31 @@ async def hostile(world: World) -> None:
             world.draw("says window", 3),
             _SLOT,
             1024,
-            takes_bare=bool(world.draw("bare", 2)),
-            takes_fragments=bool(world.draw("fragments", 2)),
-            numbers_messages=bool(world.draw("numbers", 2)),
+            flags=TAKES_BARE * world.draw("bare", 2)
+            | TAKES_FRAGMENTS * world.draw("fragments", 2)
+            | NUMBERS_MESSAGES * world.draw("numbers", 2),
         ).pack(56)
         with contextlib.suppress(*BROKEN):
             connection = await aiordma.connect(ADDRESS, port, config=config, private_data=hello)
             try:
                 await misbehave(connection)
+            finally:
+                connection.abort()
+                await world.within(20 + world.patience, "close()", connection.close())
+
+    async def stutter(port: int) -> None:
+        """Send a message in good order, and the same once more, as an adapter might."""
+        config = aiordma.ConnectionConfig(raw=True, slot_size=_SLOT, recv_depth=20)
+        hello = Hello(20, 1, _SLOT, 1024, flags=NUMBERS_MESSAGES).pack(56)
+        with contextlib.suppress(*BROKEN):
+            connection = await aiordma.connect(ADDRESS, port, config=config, private_data=hello)
+            try:
+                await connection.send(FRAME.pack(FrameKind.CREDIT, 0, 0, 0, 0))
+                kind = FrameKind.DATA | 1 << _NUMBER_SHIFT
+                message = FRAME.pack(kind, 0, 0, 0, len(_STUTTERS)) + _STUTTERS
+                for _ in range(2):
+                    await connection.send(message)
+                    await asyncio.sleep(world.draw("stutters after", 10) / 10_000)
             finally:
                 connection.abort()
                 await world.within(20 + world.patience, "close()", connection.close())
@@ -110,3 +140,5 @@ async def hostile(world: World) -> None:
             tasks.create_task(good(number, server.port))
         for _ in range(count_of(world, "rude", 3)):
             tasks.create_task(rude(server.port))
+        if world.once_in("stutters", 3):
+            tasks.create_task(stutter(server.port))

@@ -154,6 +154,8 @@ def _complaints(world: World, errors: _Errors, lost_events: int) -> str:
     lines = [line for line in errors.lines if not any(text in line for text in world.may_log)]
     if lines and not (world.may_break or world.may_lose_events):
         return "logged: " + "\n".join(lines)
+    if world.misuses():
+        return "a queue was polled or armed while another thread destroyed it"
     if world.overruns() and not (world.may_delay or world.may_overrun):
         return "a message has found no receive: somebody had a credit too many"
     if lost_events and not world.may_lose_events:

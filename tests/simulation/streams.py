@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 
 import aiordma
+from tests.inside.streams import with_depths
 from tests.simulation.common import ADDRESS, BROKEN, OTHER, count_of, pattern, unless_broken
 from tests.simulation.world import World
 
@@ -16,12 +17,12 @@ def _settings(world: World) -> aiordma.StreamConfig:
     kind = world.draw("settings", 3)
     if kind < 1:
         return aiordma.StreamConfig()
-    return aiordma.StreamConfig(
+    config = aiordma.StreamConfig(
         receive_buffer_size=1 << 18 - world.draw("receive buffer", 7),
         send_buffer_size=1 << 18 - world.draw("send buffer", 7),
-        recv_depth=100 - world.draw("recv depth", 85),
-        send_depth=60 - world.draw("send depth", 45),
     )
+    recv, send = 100 - world.draw("recv depth", 85), 60 - world.draw("send depth", 45)
+    return with_depths(config, recv=recv, send=send)
 
 
 async def streams(world: World) -> None:

@@ -132,7 +132,16 @@ class _End:
 
     async def bounded(self, seconds: float, what: str, call: Coroutine[Any, Any, Any]) -> Any:
         limit = max(seconds, self.world.patience) if self.world.may_delay else seconds
-        return await self.world.within(limit, what, call)
+        return await self.world.within(lambda: limit + self.leisure, what, call)
+
+    @property
+    def leisure(self) -> float:
+        """What a call may take in addition, as the connection ends."""
+        if self.closed and self.peer.closed:
+            # Each side waits for what the other one has not read, and will not: close_timeout_s.
+            return 5
+        # What was sent may have arrived, and its acknowledgment not.
+        return 1 if self.peer.closed or self.peer.aborted else 0
 
     async def say_eof(self, connection: aiordma.Connection) -> None:
         try:

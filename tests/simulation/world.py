@@ -13,18 +13,28 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import functools
 import gc
 import hashlib
 import os
 import random
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from aiordma.loop import workers
-from aiordma.loop.job import Job
 from aiordma.verbs import CompletionQueue, Context
-from tests.inside.simulated import awaits_loop, forget_times, set_budget, usual_budget
+from tests.inside.loop import make_call
+from tests.inside.simulated import (
+    awaits_loop,
+    begin_to_destroy,
+    forget_times,
+    set_budget,
+    set_processors,
+    usual_budget,
+    usual_processors,
+)
 
 __all__ = ["Case", "Stuck", "World"]
 
@@ -67,6 +77,8 @@ def _fabric() -> ctypes.CDLL:
     library.fabric_fault.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
     library.fabric_cut.argtypes = [ctypes.c_uint, ctypes.c_uint, ctypes.c_int]
     library.fabric_cq_acknowledged.argtypes = [ctypes.c_void_p]
+    library.fabric_cq_leaves.argtypes = [ctypes.c_void_p]
+    library.fabric_misused.restype = ctypes.c_int64
     library.fabric_pause.argtypes = [ctypes.c_uint, ctypes.c_uint64]
     library.fabric_overruns.restype = ctypes.c_int64
     library.fabric_count.restype = ctypes.c_int64
@@ -100,7 +112,9 @@ class World:
         self.clock.simulated_due.restype = ctypes.c_uint64
         self.clock.simulated_advance.argtypes = [ctypes.c_uint64]
         #: Calls for threads, with the completion queue that they destroy, if they do.
-        self.jobs: list[tuple[Job[object], CompletionQueue | None]] = []
+        self.jobs: list[tuple[Callable[[], None], CompletionQueue | None]] = []
+        #: Those of the queues whose thread has begun.
+        self._leaving: set[Callable[[], None]] = set()
         self.steps = 0
         self.trace: list[str] | None = None
         #: Whether a fault may break a connection; else no call may fail.
@@ -113,9 +127,12 @@ class World:
         self.may_violate = False
         #: Parts of what the library logs with reason, although nothing is broken.
         self.may_log: tuple[str, ...] = ()
-        #: Whether an adapter may be taken away.
         #: Seconds that a call may take if nobody lets it wait on purpose.
         self.patience = 0.25
+        #: Whether a drain takes a few completions only, and leaves the others for later turns.
+        self.takes_little = False
+        #: Seconds in which the loop was blocked.
+        self.blocked = 0.0
         #: Seconds more for a close, where the peer's program may sleep.
         self.leisure = 0.0
         #: Whether a peer may send what there is no receive for.
@@ -132,29 +149,28 @@ class World:
         self.fabric.fabric_stepped(self.random.getrandbits(64))
         self.clock.simulated_advance(_BEGIN)
         self._submit = workers.WorkerPool.submit
-        self._drain = workers.WorkerPool.drain
         self._urandom = os.urandom
         self._state = random.getstate()
         random.seed(self.seed)
         world = self
 
-        def submit(_pool: workers.WorkerPool, function: Callable[[], object]) -> Job[object]:
-            job: Job[object] = Job(function)
+        def submit(_pool: workers.WorkerPool, function: Callable[[], object]) -> Future[object]:
+            future: Future[object] = Future()
             owner = getattr(function, "__self__", None)
+            job = functools.partial(make_call, function, future)
             world.jobs.append((job, owner if isinstance(owner, CompletionQueue) else None))
-            return job
-
-        def drain(_pool: workers.WorkerPool, _timeout: float) -> bool:
-            while world.jobs:
-                world.jobs.pop(0)[0].run()
-            return True
+            return future
 
         workers.WorkerPool.submit = submit  # type: ignore[method-assign,assignment]
-        workers.WorkerPool.drain = drain  # type: ignore[method-assign,assignment]
         os.urandom = self.random.randbytes
         self._is_software, self._budget = Context.is_software, usual_budget()
         self.fabric.fabric_set(b"meanwhile", self.one_of("meanwhile", (0, 0, 20_000, 200_000)))
-        set_budget(self.one_of("budget", (self._budget, self._budget, 4, 1)))
+        budget = self.one_of("budget", (self._budget, self._budget, 4, 1))
+        set_budget(budget)
+        self.takes_little = budget < self._budget
+        # A wait that polls gives the processor away between two polls, which takes time.
+        self._processors = usual_processors()
+        set_processors(lambda: (1, 2))
         forget_times()
         return self
 
@@ -181,10 +197,10 @@ class World:
     def __exit__(self, *_: object) -> None:
         self.settle()
         workers.WorkerPool.submit = self._submit  # type: ignore[method-assign]
-        workers.WorkerPool.drain = self._drain  # type: ignore[method-assign]
         os.urandom = self._urandom
         Context.is_software = self._is_software  # type: ignore[method-assign]
         set_budget(self._budget)
+        set_processors(self._processors)
         random.setstate(self._state)
         self.clock.simulated_advance(0)
 
@@ -193,6 +209,10 @@ class World:
         names = ["pd", "mr", "mw", "channel", "cq", "srq", "qp", "ah", "event_channel", "id"]
         counts = {name: self.fabric.fabric_count(kind) for kind, name in enumerate(names, 1)}
         return {name: count for name, count in counts.items() if count}
+
+    def misuses(self) -> int:
+        """Calls for queues that another thread was destroying."""
+        return int(self.fabric.fabric_misused())
 
     def overruns(self) -> int:
         """Messages that have found no receive posted."""
@@ -221,9 +241,14 @@ class World:
         if not truth and not self._ended:
             self.wrong.append(text)
 
-    async def within(self, seconds: float, what: str, call: Coroutine[Any, Any, T]) -> T:
-        """Await a call, which has to end within so many seconds, however it ends."""
-        began, task = self.now, asyncio.current_task()
+    async def within(
+        self, limit: float | Callable[[], float], what: str, call: Coroutine[Any, Any, T]
+    ) -> T:
+        """Await a call, which has to end within so many seconds, however it ends.
+
+        A function says how many that were, when the call has ended.  Those of `block` do not count.
+        """
+        began, task = self.now - self.blocked, asyncio.current_task()
         canceling = task.cancelling() if task else 0
         try:
             result = await call
@@ -232,7 +257,8 @@ class World:
             )
             return result
         finally:
-            took = self.now - began
+            took = self.now - self.blocked - began
+            seconds = limit() if callable(limit) else limit
             if took > seconds and not self._ended:
                 self.wrong.append(f"{what} took {took:.3f} s, and may take {seconds:.3f} s")
 
@@ -259,7 +285,7 @@ class World:
     def step(self) -> bool:
         """Let one thing happen that can happen now; False: nothing can."""
         pending = self.fabric.fabric_pending()
-        ready = [index for index, job in enumerate(self.jobs) if not self._would_wait(job[1])]
+        ready = [index for index, job in enumerate(self.jobs) if not self._would_wait(*job)]
         total = pending + len(ready)
         if not total:
             return False
@@ -270,12 +296,25 @@ class World:
         else:
             index = ready[self.random.randrange(min(len(ready), 4))]
             self.note(f"job {index}")
-            self.jobs.pop(index)[0].run()
+            self._go_on(index)
         return True
 
-    def _would_wait(self, cq: CompletionQueue | None) -> bool:
-        """Whether a call would wait for the loop to acknowledge an event: another thread could."""
-        return cq is not None and awaits_loop(cq, self.fabric.fabric_cq_acknowledged)
+    def _go_on(self, index: int) -> None:
+        """Let a thread do its work; that of a queue in two steps, between which the loop runs."""
+        job, cq = self.jobs[index]
+        if cq is None or job in self._leaving:
+            self._leaving.discard(job)
+            self.jobs.pop(index)[0]()
+            return
+        self._leaving.add(job)
+        if address := begin_to_destroy(cq):
+            self.fabric.fabric_cq_leaves(address)
+
+    def _would_wait(self, job: Callable[[], None], cq: CompletionQueue | None) -> bool:
+        """Whether a thread waits for the loop to acknowledge an event."""
+        if cq is None or job not in self._leaving:
+            return False
+        return awaits_loop(cq, self.fabric.fabric_cq_acknowledged)
 
     def some_steps(self) -> None:
         """Let a few things happen while the loop is busy; now and then the collector runs."""
@@ -293,6 +332,7 @@ class World:
 
     def advance(self, moment: int) -> None:
         """Let time pass."""
+        moment = max(moment, ctypes.c_uint64.in_dll(self.clock, "simulated_now").value)
         self.note(f"at {moment}")
         self.fabric.fabric_set_clock(moment)
         self.clock.simulated_advance(moment)
@@ -300,6 +340,21 @@ class World:
         for each in due:
             self._plan.remove(each)
             each[1]()
+
+    def block(self, seconds: float) -> None:
+        """Give the loop no turn for so many seconds, as a call that blocks would.
+
+        The adapters and the threads go on.
+        """
+        end = int((self.now + seconds) * _NS)
+        while True:
+            while self.step():
+                pass
+            if not 0 < self.due() < end:
+                break
+            self.advance(self.due())
+        self.advance(end)
+        self.blocked += seconds
 
     def at(self, moment: int, function: Callable[[], object]) -> None:
         """Let something happen at a moment, in nanoseconds, by itself."""
