@@ -32,14 +32,19 @@ default_role = "py:obj"
 nitpicky = True
 #: References that may stay without a target: names in backticks, and names outside of aiordma.
 nitpick_ignore_regex = [("py:obj", ".*"), ("py:.*", r"(?!aiordma\.).*")]
-#: Types of results that programs use by their methods alone, and type variables.
+#: Types of results that programs use by their methods alone, type variables, the bounds of
+#: settings, and a base class that programs know by its builtin.
 nitpick_ignore = [
     ("py:class", name)
     for name in (
         "aiordma.datagram.endpoint.P",
         "aiordma.endpoint.connect.T",
+        "aiordma.errors.RdmaTimeoutError",
+        "aiordma.link.settings.Between",
+        "aiordma.link.settings.OneOf",
+        "aiordma.link.settings.Seconds",
         "aiordma.loop.steps.Steps",
-        "aiordma.memory.byte_budget.Account",
+        "aiordma.memory.governor.Account",
         "aiordma.memory.cache._Use",
         "aiordma.memory.large_memory.LargeMemory",
         "aiordma.requests.served.Served",
@@ -96,10 +101,10 @@ def _without_notes(app: Any, name: str, source: list[str]) -> None:
 _MADE_BY_CALLS = {
     "aiordma.ConnectRequest",
     "aiordma.Connection",
-    "aiordma.ConnectionEvents",
-    "aiordma.Lease",
+    "aiordma.endpoint.events.ConnectionEvents",
+    "aiordma.endpoint.lease.Lease",
     "aiordma.Listener",
-    "aiordma.RdmaDatagramTransport",
+    "aiordma.datagram.transport.RdmaDatagramTransport",
     "aiordma.RdmaServer",
     "aiordma.RdmaTransport",
     "aiordma.Server",
