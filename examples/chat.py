@@ -11,7 +11,7 @@ its lines are too many or it has taken nothing for a time.
 `join` sends the lines of its standard input, and leaves at the end of it (Ctrl-D) or with Ctrl-C.
 Without RDMA hardware, in one command:
 
-    python -m aiordma.testing.softroce -- bash -c '
+    python -m aiordma_softroce -- bash -c '
         coproc python examples/chat.py serve; read <&${COPROC[0]}
         exec 3< <(sleep 60 | python examples/chat.py join ann); read -u3
         echo hello | python examples/chat.py join bob; head -3 <&3'

@@ -13,7 +13,7 @@ file, or the file of before.
 
 Without RDMA hardware, in one command:
 
-    python -m aiordma.testing.softroce -- bash -c '
+    python -m aiordma_softroce -- bash -c '
         coproc python examples/copy_file.py receive /tmp; read <&${COPROC[0]}
         python examples/copy_file.py send README.md; cmp README.md /tmp/README.md'
 """

@@ -1,12 +1,13 @@
-"""Send a file from one process to another over RDMA, and show that it arrived.
+"""Send a file from one process to another over RDMA, and show that it arrived, beside TCP.
 
     make demo [FILE=PATH]                    on a software device
     python examples/demo.py [--file PATH]    on this machine's RDMA device
 
 The server (demo_server.py, where the conversation is written down) is a process of its own.  This
 process is the client: it sends the file in messages of 1 MiB, gets the server's digest of them, and
-then measures round trips.  The exit status is 0 only if the file arrived whole and both processes
-ended well within the time limit.
+then measures round trips.  Then it does the same over TCP, on the same machine and event loop, so
+that each figure has one to compare it with.  The exit status is 0 only if the file arrived whole
+both times, and both processes ended well within the time limit.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from demo_server import Ends, TcpMessages
+
 import aiordma
 from aiordma import cm, verbs
 
@@ -48,14 +51,18 @@ class DemoError(Exception):
 
 @dataclass
 class Result:
-    """The path of a run, and its measurements."""
+    """What was measured over RDMA, or over TCP."""
 
-    path: dict[str, Any] = field(default_factory=dict)
     size: int = 0
     seconds: float = 0.0
     sha256: str = ""
     match: bool = False
     round_trips_us: list[float] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        """MiB a second."""
+        return self.size / self.seconds / (1 << 20)
 
     def latency_us(self, percent: int) -> float:
         """Round trip that `percent` of all did not exceed."""
@@ -83,7 +90,7 @@ def find_address() -> str:
         missing = "no active RDMA device serves an IP address of this machine: see `rdma link`"
     raise DemoError(
         f"{missing}\nTo run the demo on a software device, without hardware:\n"
-        "    python -m aiordma.testing.softroce -- python examples/demo.py"
+        "    python -m aiordma_softroce -- python examples/demo.py"
     )
 
 
@@ -113,13 +120,13 @@ def chunks(options: argparse.Namespace, size: int) -> Iterator[bytes]:
 
 
 @contextmanager
-def progress(total: int) -> Iterator[Callable[[int], None]]:
+def progress(over: str, total: int) -> Iterator[Callable[[int], None]]:
     """Show how much was sent: rich's bar on a terminal, else a line for each tenth."""
     if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
         from rich.progress import Progress
 
         with Progress() as bar:
-            task = bar.add_task("sending", total=total)
+            task = bar.add_task(f"sending over {over:4}", total=total)
             yield lambda done: bar.update(task, completed=done)
         return
     shown = -1
@@ -129,22 +136,21 @@ def progress(total: int) -> Iterator[Callable[[int], None]]:
         tenths = 10 * done // total if total else 10
         if tenths > shown:
             shown = tenths
-            print(
-                f"sending  [{'###' * tenths:.<30}]  {10 * tenths} %  {done >> 20} MiB", flush=True
-            )
+            bar = f"[{'###' * tenths:.<30}]"
+            print(f"sending over {over:4}  {bar}  {10 * tenths} %  {done >> 20} MiB", flush=True)
 
     show(0)
     yield show
 
 
-async def send_file(conn: aiordma.Connection, options: argparse.Namespace, result: Result) -> None:
+async def send_file(conn: Ends, over: str, options: argparse.Namespace, result: Result) -> None:
     """Send the file and note what the server says about it."""
     name = options.file.name if options.file else "generated"
     size = options.file.stat().st_size if options.file else options.size
     digest = hashlib.sha256()
     started = time.perf_counter()
     await conn.send(json.dumps({"name": name, "size": size}).encode())
-    with progress(size) as show:
+    with progress(over, size) as show:
         for chunk in chunks(options, size):
             digest.update(chunk)
             if options.corrupt and not result.size:
@@ -159,7 +165,7 @@ async def send_file(conn: aiordma.Connection, options: argparse.Namespace, resul
     result.match = verdict["match"] is True and result.sha256 == digest.hexdigest()
 
 
-async def ping(conn: aiordma.Connection, count: int, result: Result) -> None:
+async def ping(conn: Ends, count: int, result: Result) -> None:
     """Measure round trips of small messages, one after another."""
     for number in range(count):
         data = number.to_bytes(PING_SIZE, "little")
@@ -173,8 +179,10 @@ async def ping(conn: aiordma.Connection, count: int, result: Result) -> None:
 
 
 @asynccontextmanager
-async def server_process(options: argparse.Namespace, address: str) -> AsyncIterator[int]:
-    """Start the server; yield its port as soon as it listens; require that it ends well.
+async def server_process(
+    options: argparse.Namespace, address: str
+) -> AsyncIterator[tuple[int, int | None]]:
+    """Start the server; yield its ports as soon as it listens; require that it ends well.
 
     Raises:
         DemoError: It did not start, or ended with another status than 0.
@@ -186,7 +194,8 @@ async def server_process(options: argparse.Namespace, address: str) -> AsyncIter
         ready = await server.stdout.readline()
         if not ready:
             raise DemoError(f"the server did not start, exit status {await server.wait()}")
-        yield json.loads(ready)["port"]
+        ports = json.loads(ready)
+        yield ports["port"], ports["tcp_port"]
         if await server.wait():
             raise DemoError(f"the server failed, exit status {server.returncode}")
     finally:
@@ -196,19 +205,35 @@ async def server_process(options: argparse.Namespace, address: str) -> AsyncIter
             await server.wait()
 
 
-async def run(options: argparse.Namespace, address: str) -> Result:
-    """Run server and client; the time limit holds for all of it."""
+async def measure(conn: Ends, over: str, options: argparse.Namespace) -> Result:
+    """Send the file, and measure round trips."""
     result = Result()
+    await send_file(conn, over, options, result)
+    await ping(conn, options.pings, result)
+    return result
+
+
+async def run(
+    options: argparse.Namespace, address: str
+) -> tuple[dict[str, Any], Result, Result | None]:
+    """Run server and client; the time limit holds for all of it.
+
+    Returns:
+        The path over RDMA, what was measured there, and over TCP: None if TCP has no such address.
+    """
+    path, over_tcp = {}, None
     async with (
         asyncio.timeout(options.timeout),
-        server_process(options, address) as port,
-        aiordma.connect(address, port) as conn,
+        server_process(options, address) as (port, tcp_port),
     ):
-        for name in ("device", "port", "gid", "gid_index", "link_layer", "mtu"):
-            result.path[name] = conn.get_extra_info(name)
-        await send_file(conn, options, result)
-        await ping(conn, options.pings, result)
-    return result
+        async with aiordma.connect(address, port) as conn:
+            for name in ("device", "port", "gid", "gid_index", "link_layer", "mtu"):
+                path[name] = conn.get_extra_info(name)
+            over_rdma = await measure(conn, "RDMA", options)
+        if tcp_port is not None:
+            async with await TcpMessages.connect(address, tcp_port) as tcp:
+                over_tcp = await measure(tcp, "TCP", options)
+    return path, over_rdma, over_tcp
 
 
 def gid_text(path: dict[str, Any]) -> str:
@@ -227,24 +252,41 @@ def gid_text(path: dict[str, Any]) -> str:
     return socket.inet_ntop(socket.AF_INET6, path["gid"])
 
 
-def report(result: Result, options: argparse.Namespace) -> None:
+def report(
+    path: dict[str, Any], rdma: Result, tcp: Result | None, options: argparse.Namespace
+) -> None:
     """Print what was used and measured."""
-    path = result.path
+    engine = os.environ.get("AIORDMA_SOFTROCE_ENGINE", "host")
     rows = {
         "device": f"{path['device']} (MTU {path['mtu']} bytes)",
         "port": path["port"],
         "GID": gid_text(path),
         "link layer": path["link_layer"].capitalize(),
-        "engine": os.environ.get("AIORDMA_SOFTROCE_ENGINE", "host"),
+        "engine": engine,
         "event loop": options.loop,
         "file": options.file or f"generated from seed {SEED}",
-        "bytes": f"{result.size} in messages of up to {CHUNK}",
-        "throughput": f"{result.size / result.seconds / (1 << 20):.1f} MiB/s, hashing included",
-        "round trip": f"p50 {result.latency_us(50):.1f} us, p99 {result.latency_us(99):.1f} us "
-        f"({len(result.round_trips_us)} pings of {PING_SIZE} bytes)",
+        "bytes": f"{rdma.size} in messages of up to {CHUNK}, hashed at both ends",
+        "pings": f"{len(rdma.round_trips_us)} of {PING_SIZE} bytes",
     }
-    print("", *(f"{name:12}{value}" for name, value in rows.items()), sep="\n")
-    print(f"sha256 {'match' if result.match else 'MISMATCH'}: {result.sha256} arrived")
+    print("", *(f"{name:16}{value}" for name, value in rows.items()), sep="\n")
+    columns = [each for each in (rdma, tcp) if each]
+    print(f"\n{'':16}", *(f"{name:>16}" for name in ("RDMA", "TCP")[: len(columns)]))
+    for percent in (50, 99):
+        cells = [f"{each.latency_us(percent):.1f} us" for each in columns]
+        print(f"round trip, p{percent:<3}", *(f"{cell:>16}" for cell in cells))
+    print(f"{'throughput':16}", *(f"{f'{each.rate:.1f} MiB/s':>16}" for each in columns))
+    print()
+    if tcp is None:
+        print(f"TCP was not measured: no interface of this machine has {options.address}.")
+    elif engine != "host":
+        print(
+            "Both shared one processor of a guest with an adapter that is software, and with what"
+            "\nelse this machine does: for figures that can be compared see docs/benchmarks.md."
+        )
+    for name, result in (("RDMA", rdma), ("TCP", tcp)):
+        if result:
+            verdict = "match" if result.match else "MISMATCH"
+            print(f"sha256 {verdict}: {result.sha256} arrived over {name}")
 
 
 def byte_count(text: str) -> int:
@@ -282,17 +324,17 @@ def main() -> int:
             import uvloop
 
             factory = uvloop.new_event_loop
-        address = options.address or find_address()
+        options.address = options.address or find_address()
         with asyncio.Runner(loop_factory=factory) as runner:
-            result = runner.run(run(options, address))
-        report(result, options)
+            path, rdma, tcp = runner.run(run(options, options.address))
+        report(path, rdma, tcp, options)
     except (DemoError, OSError, ImportError, aiordma.RdmaError) as error:
         text = str(error) or f"timeout, not done within {options.timeout} s"
         print(f"demo: {text}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    return 0 if result.match else 1
+    return 0 if rdma.match and (tcp is None or tcp.match) else 1
 
 
 if __name__ == "__main__":

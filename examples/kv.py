@@ -13,7 +13,7 @@ no client ever sees parts of two values.
 
 Without RDMA hardware, in one command:
 
-    python -m aiordma.testing.softroce -- bash -c '
+    python -m aiordma_softroce -- bash -c '
         coproc python examples/kv.py serve; read <&${COPROC[0]}
         python examples/kv.py put weights 0.5 1 2; python examples/kv.py get weights'
 """
@@ -323,8 +323,8 @@ class Client:
         Raises:
             StoreError: No such key, or the bytes were damaged.
             ConnectionError: The server is gone.
-            RemoteAccessError: The same: a killed server may lose its memory before its connections.
-            TransportRetryError: The same: its host, or the way to it, is gone.
+            CompletionError: The same: its host or the way to it is gone, or it was killed and has
+                lost its memory before its connections.
         """
         value = await self._ask(do="get", key=key)
         array = np.empty(value["shape"], np.dtype(value["dtype"]))

@@ -10,7 +10,7 @@ a layer are made up, and the decode process checks each of them.
 InfiniBand or RoCE; iWARP has no queue pairs that are brought up by hand. On a machine without a
 device:
 
-    python -m aiordma.testing.softroce -- bash -c '
+    python -m aiordma_softroce -- bash -c '
         python examples/kv_transfer.py decode &
         sleep 2; python examples/kv_transfer.py prefill --host 127.0.0.1; wait'
 """

@@ -13,7 +13,7 @@ The problem is a linear regression of which each worker has data of its own.
 
 Without RDMA hardware, in one command:
 
-    python -m aiordma.testing.softroce -- bash -c '
+    python -m aiordma_softroce -- bash -c '
         coproc python examples/parameter_server.py serve --workers 2; read <&${COPROC[0]}
         for i in 1 2; do python examples/parameter_server.py work & done; cat <&${COPROC[0]}'
 """
