@@ -8,66 +8,49 @@ RDMA itself still needs.
 from aiordma._core import Message
 from aiordma.datagram.config import DatagramAddress, DatagramConfig
 from aiordma.datagram.endpoint import create_datagram_endpoint
-from aiordma.datagram.transport import RdmaDatagramTransport
+from aiordma.endpoint.batch import Batch
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connect import connect
 from aiordma.endpoint.connection import Connection
-from aiordma.endpoint.events import ConnectionEvents
-from aiordma.endpoint.lease import Lease
+from aiordma.endpoint.keys import Keys
 from aiordma.endpoint.listener import ConnectRequest, Listener, listen
 from aiordma.errors import (
-    AddressError,
-    AtomicResultLostError,
+    AuthenticationError,
+    BatchError,
+    BatchLostError,
     CompletionError,
     ConnectionEndedError,
     ConnectionFailedError,
     ConnectionLostError,
     ConnectionRejectedError,
     ConnectTimeoutError,
-    DeviceMemoryError,
     DeviceNotFoundError,
     DeviceRemovedError,
     FlushedError,
     ForkedError,
-    HostNotFoundError,
     LibraryMissingError,
-    LocalAccessError,
-    LocalLengthError,
-    MessageDamagedError,
     MessageTooLargeError,
-    MulticastError,
     NotSupportedError,
     PeerGoneError,
-    PeerSilentError,
-    PoolTimeoutError,
     ProtocolError,
-    QueueError,
     RdmaError,
     RdmaOSError,
-    RdmaPermissionError,
-    RdmaTimeoutError,
-    ReadIncompleteError,
-    ReceiverNotReadyError,
     RemoteAccessError,
-    RemoteInvalidRequestError,
     RequestDeadlineError,
     RequestError,
-    RequestOverloadedError,
     RequestRefusedError,
     RequestUnknownError,
-    ResourceBusyError,
     ResourceClosedError,
-    RouteError,
-    TransportRetryError,
+    ResultLostError,
+    StaleRegionError,
 )
 from aiordma.link.limits import ListenerLimits
-from aiordma.link.tally import ConnectionStats
-from aiordma.link.transport_socket import RdmaTransportSocket
-from aiordma.memory.byte_budget import set_large_message_budget
+from aiordma.memory.governor import set_large_message_budget
 from aiordma.memory.remote import RemoteRegion
 from aiordma.memory.shared import Memory
-from aiordma.requests.served import Request, Requests
-from aiordma.service.pool import Pool, PoolStats
+from aiordma.requests.served import Request
+from aiordma.service.broadcast import Broadcast, Delivery, SubscriberStats
+from aiordma.service.pool import Pool
 from aiordma.service.requests import handle_requests, serve_requests
 from aiordma.service.server import Server, serve
 from aiordma.streams.connecting import create_connection, open_connection
@@ -81,75 +64,58 @@ from aiordma.verbs.device import Device, devices, is_available, why_unavailable
 __version__ = "0.1.0"
 
 __all__ = [
-    "AddressError",
-    "AtomicResultLostError",
+    "AuthenticationError",
+    "Batch",
+    "BatchError",
+    "BatchLostError",
+    "Broadcast",
     "CompletionError",
     "ConnectRequest",
     "ConnectTimeoutError",
     "Connection",
     "ConnectionConfig",
     "ConnectionEndedError",
-    "ConnectionEvents",
     "ConnectionFailedError",
     "ConnectionLostError",
     "ConnectionRejectedError",
-    "ConnectionStats",
     "DatagramAddress",
     "DatagramConfig",
+    "Delivery",
     "Device",
-    "DeviceMemoryError",
     "DeviceNotFoundError",
     "DeviceRemovedError",
     "FlushedError",
     "ForkedError",
-    "HostNotFoundError",
-    "Lease",
     "LibraryMissingError",
+    "Keys",
     "Listener",
     "ListenerLimits",
-    "LocalAccessError",
-    "LocalLengthError",
     "Memory",
     "Message",
-    "MessageDamagedError",
     "MessageTooLargeError",
-    "MulticastError",
     "NotSupportedError",
     "PeerGoneError",
-    "PeerSilentError",
     "Pool",
-    "PoolStats",
-    "PoolTimeoutError",
     "ProtocolError",
-    "QueueError",
-    "RdmaDatagramTransport",
     "RdmaError",
     "RdmaOSError",
-    "RdmaPermissionError",
     "RdmaServer",
     "RdmaStreamReader",
     "RdmaStreamWriter",
-    "RdmaTimeoutError",
     "RdmaTransport",
-    "RdmaTransportSocket",
-    "ReadIncompleteError",
-    "ReceiverNotReadyError",
     "RemoteAccessError",
-    "RemoteInvalidRequestError",
     "RemoteRegion",
     "Request",
     "RequestDeadlineError",
     "RequestError",
-    "RequestOverloadedError",
     "RequestRefusedError",
     "RequestUnknownError",
-    "Requests",
-    "ResourceBusyError",
     "ResourceClosedError",
-    "RouteError",
+    "ResultLostError",
     "Server",
+    "StaleRegionError",
     "StreamConfig",
-    "TransportRetryError",
+    "SubscriberStats",
     "connect",
     "create_connection",
     "create_datagram_endpoint",

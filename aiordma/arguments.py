@@ -63,20 +63,21 @@ def whole(name: str, value: Any, low: int | None = None, high: int | None = None
         TypeError: It is no whole number.
         ValueError: It is out of bounds.
     """
+    number: int = value
     if type(value) is not int:
         if isinstance(value, bool):
             msg = f"{name} is a whole number, not {value!r}"
             raise TypeError(msg)
         try:
-            value = index(value)
+            number = index(value)  # of the class int itself
         except TypeError:
             msg = f"{name} has to be a whole number, not {value!r}"
             raise TypeError(msg) from None
-    if (low is not None and value < low) or (high is not None and value > high):
+    if (low is not None and number < low) or (high is not None and number > high):
         bounds = f"{'' if low is None else low}..{'' if high is None else high}"
-        msg = f"{name} is {value}, not in {bounds}"
+        msg = f"{name} is {number}, not in {bounds}"
         raise ValueError(msg)
-    return int(value)
+    return number
 
 
 def fitting(name: str, value: Any, bits: int) -> int:
@@ -108,7 +109,7 @@ def check_seconds(name: str, value: Any, *, zero: bool = False, none: bool = Tru
         TypeError: It is no number.
         ValueError: It is negative, not a number, or 0.
     """
-    if value is None and none:
+    if (type(value) is float and value > 0) or (value is None and none):
         return
     if isinstance(value, bool) or not isinstance(value, int | float):
         msg = f"{name} is a number of seconds, not {value!r}"

@@ -10,7 +10,11 @@ import errno
 from aiordma.device_nodes import NO_PERMISSION
 
 __all__ = [
+    "CASE_HINTS",
+    "CAUSE_HINT",
     "CLASS_HINTS",
+    "CM_HINTS",
+    "DISCONNECTED_HINT",
     "ERRNO_HINTS",
     "ERRNO_HINTS_ANY",
     "EVENT_HINTS",
@@ -92,48 +96,65 @@ CLASS_HINTS = {
     "settings of the configuration",
     "ResourceClosedError": "this program closed the object before: look for its close(), its "
     "abort(), and the end of its `with` block",
-    "ResourceBusyError": "wait until its other users are done, or close them, and call again",
     "DeviceNotFoundError": "`rdma link` and `aiordma devices` list the devices, `aiordma doctor` "
     "says what is missing",
-    "DeviceMemoryError": "docs/buffers.md lists the parts; copy to memory of the processor instead",
     "NotSupportedError": "`aiordma devices` and Context.query_device() tell what a device can do",
-    "AtomicResultLostError": "the network loses or reorders packets, and the adapter is Soft-RoCE: "
-    "read the integer before you decide (`docs/memory.md`)",
-    "ReadIncompleteError": "the network loses or reorders packets, and the adapter is Soft-RoCE: "
+    "ResultLostError": "the network loses or reorders packets, and the adapter is Soft-RoCE: "
     "the connection will break; connect again, and read again (`docs/surprises.md`)",
-    "MessageDamagedError": "does the network reorder packets (`docs/surprises.md`), or does the "
-    "sender's program change the buffer of a message before `send()` has returned?",
+    "BatchError": "`__cause__` tells why; `done`, `failed`, `unknown` and `unposted` name the "
+    "operations",
+    "BatchLostError": "`__cause__` tells why; `done`, `unknown` and `unposted` name the "
+    "operations: connect again, and do those again that were not done",
     "MessageTooLargeError": "send it in pieces, or have the receiving side raise max_message_size "
     "in its ConnectionConfig",
     "ConnectionFailedError": "is the peer up, is the address right? see `aiordma doctor` on both "
     "sides",
+    "AuthenticationError": "do both sides have the same secret under the same name, or has one "
+    "side keys and the other none? see docs/security.md",
     "HostNotFoundError": "is the name right? `getent hosts NAME` asks the same resolver",
-    "AddressError": "`ip route get ADDRESS` shows the way, `rdma link` its device, `ip neighbor` "
-    "the neighbor",
-    "RouteError": "`ip route get ADDRESS` shows the way; on InfiniBand the subnet manager gives it",
-    "MulticastError": "is the interface up, is the group an address of multicast?",
     "ConnectionRejectedError": "`private_data` and `status` have what the peer gave as its reason",
     "ConnectTimeoutError": "no answer: is the peer up, is the address right, is UDP port 4791 "
     "(RoCE) open?",
     "PeerGoneError": "the peer's log may tell more, and the log of this side",
     "ConnectionLostError": "the peer's log may tell more, and the log of this side",
-    "PeerSilentError": "is its event loop blocked, as by time.sleep() or a debugger, has its host "
-    "stopped, or is the wire cut?",
     "ConnectionEndedError": "the peer closed in good order; all that it sent was delivered",
     "DeviceRemovedError": "the kernel's log (`dmesg`) tells why the device went",
     "ProtocolError": "do both sides run the same kind of program, and versions of aiordma that "
     "fit?",
     "RequestError": "`remote_type` and the text are the peer's; its log has the traceback",
     "RequestRefusedError": "the request was not served; the text has the peer's reason",
-    "RequestOverloadedError": "send fewer or smaller requests at a time, or try again later; the "
-    "peer sets its limits where it calls requests()",
     "RequestUnknownError": "do both sides run versions of the program that fit?",
     "RequestDeadlineError": "the peer's handler took too long, or `timeout` was short",
-    "PoolTimeoutError": "raise max_size or timeout, or hold connections for a shorter time; "
-    "`__cause__` tells why the pool could not connect",
+    "StaleRegionError": "ask the peer for the region again, over the connection that it is used on "
+    "(`docs/memory.md`)",
     "CompletionError": "docs/errors.md has the statuses; vendor_err is explained by the adapter's "
     "documentation",
-    "QueueError": "the kernel's log (`dmesg`) may tell more",
+}
+
+# Of cases that are no class of their own.
+CASE_HINTS = {
+    "busy": "wait until its other users are done, or close them, and call again",
+    "device memory": "docs/buffers.md lists the parts; copy to memory of the processor instead",
+    "atomic": "the network loses or reorders packets, and the adapter is Soft-RoCE: "
+    "read the integer before you decide (`docs/memory.md`)",
+    "silent": "is its event loop blocked, as by time.sleep() or a debugger, has its host "
+    "stopped, or is the wire cut?",
+    "damaged": "does the network reorder packets (`docs/surprises.md`), or does the "
+    "sender's program change the buffer of a message before `send()` has returned?",
+    "overloaded": "send fewer or smaller requests at a time, or try again later; the "
+    "peer sets its limits where it calls requests()",
+    "pool": "raise max_size or timeout, or hold connections for a shorter time; "
+    "`__cause__` tells why the pool could not connect",
+    "queue": "the kernel's log (`dmesg`) may tell more",
+}
+
+# Of events of the connection manager, where the errno has no hint.
+CM_HINTS = {
+    "ADDR_ERROR": "`ip route get ADDRESS` shows the way, `rdma link` its device, `ip neighbor` "
+    "the neighbor",
+    "ROUTE_ERROR": "`ip route get ADDRESS` shows the way; on InfiniBand the subnet manager gives "
+    "it",
+    "MULTICAST_ERROR": "is the interface up, is the group an address of multicast?",
 }
 
 # ib_cm_sidr_status: how a datagram service answers a request; reason, hint.
@@ -168,7 +189,8 @@ ERRNO_HINTS: dict[tuple[str, int], str] = {
     ("rdma_create_event_channel", errno.EACCES): NO_PERMISSION,
     ("rdma_create_event_channel", errno.EPERM): NO_PERMISSION,
     ("rdma_create_event_channel", errno.ENODEV): "no RDMA device can be reached: "
-    "`aiordma doctor`; `python -m aiordma.testing.softroce -- COMMAND` runs a program with one",
+    "`aiordma doctor`; without one `aiordma-fabric -- COMMAND` runs a program in memory, and "
+    "`python -m aiordma_softroce -- COMMAND` on a software adapter",
     ("rdma_create_event_channel", errno.ENOENT): "`modprobe rdma_ucm`, or map it into a container",
     ("rdma_bind_addr", errno.EADDRNOTAVAIL): "no interface of this host has the address",
     ("rdma_bind_addr", errno.EADDRINUSE): "another listener has this port",

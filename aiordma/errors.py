@@ -28,8 +28,10 @@ from typing import Any, TypeVar
 
 from aiordma.device_nodes import NO_PERMISSION, unopened
 from aiordma.error_words import (
+    CASE_HINTS,
     CAUSE_HINT,
     CLASS_HINTS,
+    CM_HINTS,
     DISCONNECTED_HINT,
     ERRNO_HINTS,
     ERRNO_HINTS_ANY,
@@ -41,58 +43,47 @@ from aiordma.error_words import (
 )
 
 __all__ = [
-    "AddressError",
-    "AtomicResultLostError",
+    "AuthenticationError",
+    "BatchError",
+    "BatchLostError",
     "CompletionError",
     "ConnectTimeoutError",
     "ConnectionEndedError",
     "ConnectionFailedError",
     "ConnectionLostError",
     "ConnectionRejectedError",
-    "DeviceMemoryError",
     "DeviceNotFoundError",
     "DeviceRemovedError",
     "FlushedError",
     "ForkedError",
-    "HostNotFoundError",
     "LibraryMissingError",
-    "LocalAccessError",
-    "LocalLengthError",
-    "MessageDamagedError",
     "MessageTooLargeError",
-    "MulticastError",
     "NotSupportedError",
     "PeerGoneError",
-    "PeerSilentError",
-    "PoolTimeoutError",
     "ProtocolError",
-    "QueueError",
     "RdmaError",
     "RdmaOSError",
-    "RdmaPermissionError",
-    "RdmaTimeoutError",
-    "ReadIncompleteError",
-    "ReceiverNotReadyError",
     "RemoteAccessError",
-    "RemoteInvalidRequestError",
     "RequestDeadlineError",
     "RequestError",
-    "RequestOverloadedError",
     "RequestRefusedError",
     "RequestUnknownError",
-    "ResourceBusyError",
     "ResourceClosedError",
-    "RouteError",
-    "TransportRetryError",
+    "ResultLostError",
+    "StaleRegionError",
+    "busy_error",
     "cm_error",
     "completion_error",
+    "damaged_error",
     "device_error",
+    "device_memory_error",
     "lost_error",
     "os_error",
     "errno_error",
     "queue_error",
     "read_incomplete_error",
     "result_lost_error",
+    "silent_error",
     "prefix_subject",
     "prefix_address",
 ]
@@ -128,8 +119,16 @@ class ForkedError(RdmaError, RuntimeError):
 class RdmaOSError(RdmaError, OSError):
     """A call of the system or of the C libraries failed; `errno` says how.
 
-    The exception is also the builtin that fits `errno`, such as `PermissionError`.
+    The exception is also the builtin that fits `errno`, such as `PermissionError` or
+    `TimeoutError`.  EBUSY stands for an object that is in use, or whose events are not
+    acknowledged.
+
+    Attributes:
+        event: Name of the event by which the device has reported that a queue failed, such as
+            `CQ_ERR`; otherwise empty.
     """
+
+    event: str = ""
 
     _unpinned = False  # memory could not be registered: a peer that waits for it can be told
 
@@ -171,10 +170,6 @@ class ResourceClosedError(RdmaError, ConnectionAbortedError):
             self.errno = errno.ECONNABORTED  # for which its class stands
 
 
-class ResourceBusyError(RdmaOSError):
-    """The object is in use: events are not acknowledged, or another task owns the operation."""
-
-
 class DeviceNotFoundError(RdmaOSError):
     """No RDMA device serves the address, or the machine has none."""
 
@@ -183,15 +178,13 @@ class NotSupportedError(RdmaOSError):
     """The device, its driver or the transport cannot do this."""
 
 
-class DeviceMemoryError(NotSupportedError):
-    """The memory is a GPU's, and a part of the way to it lacks the ability: the text names it."""
+class ResultLostError(RdmaOSError):
+    """The adapter completed a READ or an atomic without all of its result (errno EBADMSG).
 
-
-class AtomicResultLostError(RdmaOSError):
-    """The adapter completed an atomic operation without its result (errno EBADMSG).
-
-    The operation took place at most once, and the value before it is unknown.  The connection goes
-    on.  Soft-RoCE does this on a network that loses or reorders packets.
+    After a READ local memory is not the peer's data, at least at the end; the connection breaks
+    soon, and the read has to be done again over another.  An atomic took place at most once, the
+    value before it is unknown, and the connection goes on.  Soft-RoCE does this on a network that
+    loses or reorders packets.
 
     Attributes:
         index: Of `QueuePair.submit`: place in the list of the first request without a result, from
@@ -199,15 +192,6 @@ class AtomicResultLostError(RdmaOSError):
     """
 
     index: int | None = None
-
-
-class ReadIncompleteError(RdmaOSError):
-    """The adapter completed a READ before its last bytes had arrived (errno EBADMSG).
-
-    What is in the local memory is not the peer's data, at least at the end.  Soft-RoCE does this
-    on a network that loses or reorders packets, and then gets no answer any more: the connection
-    breaks soon, and the read has to be done again over another connection.
-    """
 
 
 class MessageTooLargeError(RdmaError, ValueError):
@@ -241,18 +225,6 @@ class HostNotFoundError(RdmaError, socket.gaierror):
     """The name of a host does not resolve; `errno` is a number of `getaddrinfo(3)`."""
 
 
-class AddressError(ConnectionFailedError):
-    """The address could not be resolved to a device and a neighbor."""
-
-
-class RouteError(ConnectionFailedError):
-    """The path to the resolved address could not be found."""
-
-
-class MulticastError(ConnectionFailedError):
-    """The network did not let the program join a multicast group."""
-
-
 class ConnectionRejectedError(ConnectionFailedError, ConnectionRefusedError):
     """The peer, or its kernel, said no.
 
@@ -273,6 +245,14 @@ class ConnectionRejectedError(ConnectionFailedError, ConnectionRefusedError):
         self.private_data = private_data
 
 
+class AuthenticationError(ConnectionRejectedError, RdmaPermissionError):
+    """The two sides have not proved to each other that they have the same key (errno EACCES).
+
+    See `ConnectionConfig.keys`.  It is a PermissionError, and a ConnectionRefusedError.  It does
+    not say whether the other side has no such key, or has another one.
+    """
+
+
 class ConnectTimeoutError(RdmaTimeoutError, ConnectionFailedError):
     """The peer did not answer within the deadline.
 
@@ -289,6 +269,13 @@ class PeerGoneError(RdmaError, ConnectionError):
 class ConnectionLostError(PeerGoneError, ConnectionResetError):
     """An established connection ended without the in-band end of stream.
 
+    `errno` is ETIMEDOUT where the peer was silent for too long, or took nothing for too long while
+    a stream closed.  It is no `TimeoutError` then: that is the end of one wait, after which
+    programs go on with the connection, and this connection is over.  It is EBADMSG where a large
+    message did not match its checksum, and was not delivered: the adapter completes a read before
+    its data have arrived, or the peer's program has changed the buffer of a message that was still
+    being sent.
+
     The first cause (a failed work request, a removed device) is in `__cause__` if it is known.
 
     Attributes:
@@ -298,17 +285,33 @@ class ConnectionLostError(PeerGoneError, ConnectionResetError):
     request_sent: bool = False
 
 
+class BatchError(RdmaOSError):
+    """Some operations of a batch were not done; the first cause is in `__cause__`.
+
+    `errno` is that of the cause.  Each list has places in the batch, from 0, in ascending order.
+
+    Attributes:
+        done: The operations that were done.
+        failed: Those that failed by themselves, each of which took no place in `unknown`.
+        unknown: Those that were posted, and of which the adapter gave no account, because the
+            connection ended: a WRITE may have taken place, or a part of it.
+        unposted: Those that were not posted.
+        results: As `Batch.results`; None for each operation that is not in `done`.
+    """
+
+    done: list[int]
+    failed: list[int]
+    unknown: list[int]
+    unposted: list[int]
+    results: list[bytes | int | None]
+
+
+class BatchLostError(BatchError, ConnectionLostError):
+    """Some operations of a batch were not done, because the connection was lost."""
+
+
 class ConnectionEndedError(PeerGoneError, EOFError):
     """The peer ended the stream in good order; everything that it sent was delivered."""
-
-
-class PeerSilentError(ConnectionLostError):
-    """The peer of an established connection or stream has been silent too long (errno ETIMEDOUT).
-
-    Or, while a stream closes, it has taken nothing for too long.  It is no `TimeoutError`: that is
-    the end of one wait, after which programs go on with the connection, and this connection is
-    over.
-    """
 
 
 class DeviceRemovedError(ConnectionLostError):
@@ -320,14 +323,6 @@ class ProtocolError(ConnectionLostError):
 
     _foreign = False  # its program sends messages where this side has requests
     _unserved = False  # and the reverse
-
-
-class MessageDamagedError(ConnectionLostError):
-    """A large message did not match its checksum (errno EBADMSG).
-
-    The message was not delivered.  Either the adapter completes a read before its data have
-    arrived, or the peer's program has changed the buffer of a message that was still being sent.
-    """
 
 
 class RequestError(RdmaError):
@@ -346,11 +341,21 @@ class RequestError(RdmaError):
 
 
 class RequestRefusedError(RequestError):
-    """The peer did not serve the request; a handler may raise it, too."""
+    """The peer did not serve the request; a handler may raise it, too.
 
+    Attributes:
+        try_again: Whether the peer has more requests than it takes, and may serve it later.
+    """
 
-class RequestOverloadedError(RequestRefusedError):
-    """The peer has more requests than it takes; the request was not served."""
+    def __init__(
+        self,
+        *args: object,
+        remote_type: str = "",
+        remote_text: str = "",
+        try_again: bool = False,
+    ) -> None:
+        super().__init__(*args, remote_type=remote_type, remote_text=remote_text)
+        self.try_again: bool = try_again
 
 
 class RequestUnknownError(RequestRefusedError):
@@ -359,10 +364,6 @@ class RequestUnknownError(RequestRefusedError):
 
 class RequestDeadlineError(RequestError, TimeoutError):
     """The time of a request is over; the peer was told, unless nothing was sent."""
-
-
-class PoolTimeoutError(RdmaTimeoutError):
-    """No connection of a pool was free in time; the last failure to connect is in `__cause__`."""
 
 
 class CompletionError(RdmaError, OSError):
@@ -408,60 +409,40 @@ class FlushedError(CompletionError):
     """The request was still queued when the queue pair failed or closed: a consequence."""
 
 
-class LocalAccessError(CompletionError):
-    """The local queue pair refused its own request: length, key or protection domain."""
-
-
 class RemoteAccessError(CompletionError):
-    """The peer's adapter refused the access: key, range, permission or an ended lease."""
+    """The peer's adapter refused the request: key, range, permission, an ended lease, or size."""
 
 
-class LocalLengthError(LocalAccessError):
-    """A message was longer than the receive that was posted for it."""
+class StaleRegionError(RemoteAccessError):
+    """A `RemoteRegion` names memory that is not, or no longer, the peer's; nothing was posted.
 
-
-class RemoteInvalidRequestError(RemoteAccessError):
-    """The peer's adapter cannot do it: too long for its receive, unaligned, or not allowed."""
-
-
-class ReceiverNotReadyError(CompletionError):
-    """The peer posted no receive for a message, and the retries were used up."""
-
-
-class TransportRetryError(CompletionError):
-    """The peer's adapter did not acknowledge: dead peer, lost link or wrong path."""
-
-
-class QueueError(RdmaOSError):
-    """The device reported, by an event and not by a completion, that a queue has failed.
-
-    Attributes:
-        event: The event's name, such as `CQ_ERR`.
+    Its owner has restarted since, or it belongs to another connection, or the peer has said that
+    the exposure has ended.  The connection goes on: ask the peer for the region again.  `status`
+    is that with which the peer's adapter would have refused the request.
     """
 
-    event: str = ""
+    def __init__(
+        self,
+        text: str,
+        *,
+        status: int = WC_STATUS.index("REM_ACCESS_ERR"),
+        operation: str = "",
+        qp_num: int = 0,
+        vendor_err: int = 0,
+    ) -> None:
+        super().__init__(
+            text, status=status, operation=operation, qp_num=qp_num, vendor_err=vendor_err
+        )
+        self.hint = type(self).hint  # not that of the status, which is of a request
 
 
 E = TypeVar("E", bound=RdmaError)
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
-_CM_CLASSES: dict[str, type[ConnectionFailedError]] = {
-    "ADDR_ERROR": AddressError,
-    "ROUTE_ERROR": RouteError,
-    "MULTICAST_ERROR": MulticastError,
-}
 _WC_CLASSES: dict[str, type[CompletionError]] = {
     "WR_FLUSH_ERR": FlushedError,
-    "LOC_LEN_ERR": LocalLengthError,
-    "LOC_QP_OP_ERR": LocalAccessError,
-    "LOC_PROT_ERR": LocalAccessError,
-    "LOC_ACCESS_ERR": LocalAccessError,
-    "MW_BIND_ERR": LocalAccessError,
-    "REM_INV_REQ_ERR": RemoteInvalidRequestError,
+    "REM_INV_REQ_ERR": RemoteAccessError,
     "REM_ACCESS_ERR": RemoteAccessError,
     "REM_OP_ERR": RemoteAccessError,
-    "RETRY_EXC_ERR": TransportRetryError,
-    "RESP_TIMEOUT_ERR": TransportRetryError,
-    "RNR_RETRY_EXC_ERR": ReceiverNotReadyError,
 }
 
 
@@ -573,7 +554,7 @@ def completion_error(
     )
 
 
-def result_lost_error(operation: str, index: int | None = None) -> AtomicResultLostError:
+def result_lost_error(operation: str, index: int | None = None) -> ResultLostError:
     """Build the exception for an atomic `operation` whose 8 bytes are those from before its post.
 
     Args:
@@ -584,15 +565,35 @@ def result_lost_error(operation: str, index: int | None = None) -> AtomicResultL
         f"{operation} completed without its result: it took place at most once, and the value "
         "before it is unknown"
     )
-    error = AtomicResultLostError(errno.EBADMSG, text)
+    error = _hinted(ResultLostError(errno.EBADMSG, text), CASE_HINTS["atomic"])
     error.index = index
     return error
 
 
-def read_incomplete_error() -> ReadIncompleteError:
+def read_incomplete_error() -> ResultLostError:
     """Build the exception for a READ whose last bytes are those from before its post."""
     text = "the read completed before its last bytes had arrived"
-    return ReadIncompleteError(errno.EBADMSG, text)
+    return ResultLostError(errno.EBADMSG, text)
+
+
+def busy_error(text: str, code: int = errno.EBUSY) -> RdmaOSError:
+    """Build the exception for an object that is in use: its `text`, and the errno `code`."""
+    return _hinted(errno_error(code, text), CASE_HINTS["busy"])
+
+
+def device_memory_error(text: str) -> NotSupportedError:
+    """Build the exception for memory of a GPU; the `text` names the part that is missing."""
+    return _hinted(NotSupportedError(errno.EOPNOTSUPP, text), CASE_HINTS["device memory"])
+
+
+def silent_error(text: str) -> ConnectionLostError:
+    """Build the exception for a connection whose peer is silent, or takes nothing: its `text`."""
+    return _hinted(ConnectionLostError(errno.ETIMEDOUT, text), CASE_HINTS["silent"])
+
+
+def damaged_error(text: str) -> ConnectionLostError:
+    """Build the exception for a message that does not match its checksum: its `text`."""
+    return _hinted(ConnectionLostError(errno.EBADMSG, text), CASE_HINTS["damaged"])
 
 
 def lost_error(cause: BaseException) -> ConnectionLostError:
@@ -608,7 +609,7 @@ def device_error() -> DeviceRemovedError:
     return DeviceRemovedError(errno.ENODEV, "the RDMA device failed, or was removed (DEVICE_FATAL)")
 
 
-def queue_error(event: str, queue: str) -> QueueError:
+def queue_error(event: str, queue: str) -> RdmaOSError:
     """Build the exception for an event that ends a queue.
 
     Args:
@@ -616,9 +617,9 @@ def queue_error(event: str, queue: str) -> QueueError:
         queue: The queue that has failed, such as `queue pair 17`.
     """
     hint = EVENT_HINTS.get(event, "")
-    error = QueueError(errno.EIO, _with_hint(f"the {queue} failed: {event}", hint))
+    error = RdmaOSError(errno.EIO, _with_hint(f"the {queue} failed: {event}", hint))
     error.event = event
-    return _hinted(error, hint)
+    return _hinted(error, hint or CASE_HINTS["queue"])
 
 
 def cm_error(event: str, status: int, private_data: bytes = b"") -> OSError:
@@ -659,5 +660,5 @@ def cm_error(event: str, status: int, private_data: bytes = b"") -> OSError:
         text = _with_hint(f"{event}: no answer", ConnectTimeoutError.hint)
         return ConnectTimeoutError(errno.ETIMEDOUT, text, event=event, status=status)
     hint = ERRNO_HINTS_ANY.get(code, "")
-    kind = _CM_CLASSES.get(event, ConnectionFailedError)
-    return _hinted(kind(code, _with_hint(text, hint), event=event, status=status), hint)
+    failed = ConnectionFailedError(code, _with_hint(text, hint), event=event, status=status)
+    return _hinted(failed, hint or CM_HINTS.get(event, ""))

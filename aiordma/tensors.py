@@ -1,21 +1,22 @@
-"""Tensors: the memory of arrays and tensors that give no buffer.
+"""Access to the memory of arrays and tensors that do not support the buffer protocol.
 
 Theory of operation
-    An object tells its memory by DLPack (`__dlpack_device__`, `__dlpack__`), or, if it is a GPU's,
-    also by `__cuda_array_interface__`.  Memory of the processor becomes a buffer: the bytes are not
-    copied.  The capsule of DLPack is not consumed but kept as long as the buffer, and its own
-    destructor gives the memory back.
+    An object describes its memory through DLPack (`__dlpack_device__`, `__dlpack__`), or, on a GPU,
+    also through `__cuda_array_interface__`.  Host memory is wrapped in a buffer, without copying
+    it.  The DLPack capsule is not consumed; it is kept as long as the buffer, and then its own
+    destructor releases the memory.
 
-    The buffer protocol names the type of the items, and has no names for some: the times of numpy,
-    and the small floats and integers of ml_dtypes, which JAX uses.  An array of these refuses a
-    buffer although it has the protocol.  Then an array of JAX is asked for DLPack, which has more
-    names, and of an array of numpy the bytes are looked at without their type.
+    The buffer protocol describes the type of the items by a format, and some types have none:
+    numpy's datetimes, and the small floats and integers of ml_dtypes, which JAX uses.  An array of
+    such items has the buffer protocol and yet refuses to export a buffer.  In this case a numpy
+    array is viewed as plain bytes, and a JAX array is asked for DLPack, which knows more types.
 
-    A capsule of before version 1 does not say whether the memory may be written to.  An object that
-    refuses a buffer may be immutable, as JAX's arrays are, so that its memory is read alone.  Of
-    an object without the buffer protocol, such as a tensor of an older torch, it is written to.
+    A capsule older than DLPack 1.0 does not say whether the memory is read-only.  If the object has
+    the buffer protocol and refuses a buffer, it may be immutable, as JAX arrays are, so the memory
+    is taken to be read-only.  If it does not have the protocol at all, as a tensor of an older
+    torch, the memory is taken to be writable.
 
-    numpy is never imported here: an array of numpy exists only if the program has done so.
+    numpy is never imported here: a numpy array can only exist if the program has imported it.
 
     Sources: the Python specification and the C API of DLPack, and the CUDA Array Interface,
     version 3.
@@ -24,12 +25,11 @@ Theory of operation
 from __future__ import annotations
 
 import ctypes
-import errno
 import math
 import sys
 from typing import Any, NamedTuple
 
-from aiordma.errors import DeviceMemoryError
+from aiordma.errors import device_memory_error
 
 __all__ = [
     "DeviceMemory",
@@ -40,19 +40,21 @@ __all__ = [
     "view_of",
 ]
 
-#: Devices of DLPack whose memory the processor reads and writes: its own, and pinned for a GPU.
+#: DLPack device types whose memory is host memory: kDLCPU, kDLCUDAHost and kDLROCMHost.
 _CPU = (1, 3, 11)
 _CUDA = (2, 13)
 _NAMES = {
     2: "CUDA", 4: "OpenCL", 7: "Vulkan", 8: "Metal", 9: "VPI", 10: "ROCm", 12: "a device",
     13: "CUDA", 14: "oneAPI", 15: "WebGPU", 16: "Hexagon", 17: "MAIA", 18: "Trainium",
 }  # fmt: skip
-#: Flags of a tensor: its memory is read-only, or is a copy, so that it is for reading alone.
+#: Flags of a tensor: the memory is read-only, or a copy, to which writing would have no effect.
 _READ_ONLY, _IS_COPIED = 1, 2
 _MOST_DIMENSIONS = 64
 
 
 class _Tensor(ctypes.Structure):
+    """DLTensor, with its DLDevice and DLDataType as plain members."""
+
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("device_type", ctypes.c_int32),
@@ -68,6 +70,8 @@ class _Tensor(ctypes.Structure):
 
 
 class _Versioned(ctypes.Structure):
+    """DLManagedTensorVersioned."""
+
     _fields_ = (
         ("major", ctypes.c_uint32),
         ("minor", ctypes.c_uint32),
@@ -79,16 +83,16 @@ class _Versioned(ctypes.Structure):
 
 
 class DeviceMemory(NamedTuple):
-    """Memory of a device.
+    """The memory of an array or tensor.
 
     Attributes:
-        name: Of the device, such as "CUDA device 0".
-        is_cuda: Whether it is CUDA's.
-        address: Address of the first byte.
-        nbytes: Bytes.
-        readonly: Whether it is not to be written to.
-        owner: The object that keeps it.
-        versioned: Whether the object would have said that it is read-only.
+        name: The name of the device, such as "CUDA device 0"; empty for host memory.
+        is_cuda: Whether the memory can be accessed through CUDA.
+        address: The address of the first byte.
+        nbytes: The size in bytes.
+        readonly: Whether the object says that the memory must not be written to.
+        owner: The object that keeps the memory alive.
+        versioned: Whether the object can say so: a capsule older than DLPack 1.0 cannot.
     """
 
     name: str
@@ -101,15 +105,15 @@ class DeviceMemory(NamedTuple):
 
 
 def has_memory(value: Any) -> bool:
-    """Whether an object tells its memory in one of these ways."""
+    """Whether an object has DLPack or the CUDA Array Interface."""
     return hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__")
 
 
 def refuse_masked(name: str, value: Any) -> None:
-    """Raise for a masked array of numpy, whose buffer has the values without the mask.
+    """Refuse a masked array of numpy, whose buffer has the values without the mask.
 
     Raises:
-        TypeError: It is one.
+        TypeError: The value is a masked array.
     """
     masked = sys.modules.get("numpy.ma")
     if masked is not None and isinstance(value, masked.MaskedArray):
@@ -121,7 +125,11 @@ def refuse_masked(name: str, value: Any) -> None:
 
 
 def buffer_of(name: str, value: Any) -> Any:
-    """The value; or the bytes of an array or tensor that gives no buffer.
+    """Return the value itself, or a view of its bytes if it is a tensor that exports no buffer.
+
+    Args:
+        name: The name of the argument, for exceptions.
+        value: Anything; what is neither a buffer nor a tensor is returned as it is.
 
     Raises:
         TypeError: It is a masked array.
@@ -138,19 +146,19 @@ def buffer_of(name: str, value: Any) -> Any:
 
 
 def view_of(name: str, value: Any, *, refused: bool = False) -> memoryview:
-    """The bytes of an array or tensor in memory of the processor; not copied.
+    """Return a view of the bytes of an array or tensor in host memory, without copying them.
 
     Args:
-        name: Of the argument.
+        name: The name of the argument, for exceptions.
         value: The array or tensor.
-        refused: Whether it has the buffer protocol, and refuses a buffer.
+        refused: Whether it has the buffer protocol, but has refused to export a buffer.
 
     Raises:
-        DeviceMemoryError: It is memory of another device.
-        TypeError: It has references in it.
-        ValueError: It is not contiguous.
-        BufferError: It refuses a buffer, and DLPack, too.
-        BaseException: Of the tensor, as torch raises it for a tensor that requires a gradient.
+        NotSupportedError: The memory belongs to another device.
+        TypeError: The items are references to Python objects.
+        ValueError: The items are not contiguous.
+        BufferError: The object supports neither a buffer nor DLPack for these items.
+        Exception: Whatever the object raises, such as torch for a tensor that requires a gradient.
     """
     if refused and (view := _view_of_array(name, value)) is not None:
         return view
@@ -171,21 +179,21 @@ def view_of(name: str, value: Any, *, refused: bool = False) -> memoryview:
             f"{name} is memory of {memory.name}, which the processor does not copy: register it "
             "with Connection.register(), and read() or write() with the region"
         )
-        raise DeviceMemoryError(errno.EOPNOTSUPP, text) from None
+        raise device_memory_error(text) from None
     array: Any = bytearray()
     if memory.nbytes:
         array = (ctypes.c_ubyte * memory.nbytes).from_address(memory.address)
-        array.owner = memory.owner  # the view keeps the array
+        array.owner = memory.owner  # the view keeps the array, and so the owner
     view = memoryview(array).cast("B")
     return view.toreadonly() if memory.readonly or (refused and not memory.versioned) else view
 
 
 def _view_of_array(name: str, value: Any) -> memoryview | None:
-    """The bytes of an array of numpy; None of any other object.
+    """A view of the bytes of a numpy array; None for any other object.
 
     Raises:
-        TypeError: It has references in it.
-        ValueError: It is not contiguous.
+        TypeError: The items are references to Python objects.
+        ValueError: The items are not contiguous.
     """
     numpy = sys.modules.get("numpy")
     if numpy is None or not isinstance(value, numpy.ndarray):
@@ -194,12 +202,12 @@ def _view_of_array(name: str, value: Any) -> memoryview | None:
         msg = f"{name} has references in it ({value.dtype}): use an array of numbers or of bytes"
         raise TypeError(msg) from None
     if not value.flags.c_contiguous:
-        raise _gaps(name) from None
+        raise _not_contiguous_error(name) from None
     return memoryview(numpy.asarray(value).reshape(-1).view(numpy.uint8))
 
 
 def device_memory_of(name: str, value: Any) -> DeviceMemory | None:
-    """The memory of a tensor on a device; None if it is the processor's, or no tensor.
+    """The memory of a tensor on a device; None for host memory, and for anything but a tensor.
 
     Raises:
         As `view_of`.
@@ -212,7 +220,7 @@ def device_memory_of(name: str, value: Any) -> DeviceMemory | None:
 
 
 def _memory_of(name: str, value: Any) -> DeviceMemory:
-    """The memory of a tensor; without a name of the device it is the processor's."""
+    """The memory of an array or tensor on any device."""
     if hasattr(value, "__cuda_array_interface__"):
         return _of_interface(name, value)
     capsule = _capsule_of(value)
@@ -240,9 +248,10 @@ def _memory_of(name: str, value: Any) -> DeviceMemory:
 
 
 def _of_interface(name: str, value: Any) -> DeviceMemory:
-    """By the CUDA Array Interface: its strides count bytes, and its names have the item's size."""
+    """The memory of an object that has the CUDA Array Interface."""
     facts = value.__cuda_array_interface__
     address, readonly = facts["data"]
+    # "<f4": byte order, kind, and bytes of an item.  The strides are in bytes, too.
     size = int(facts["typestr"][2:])
     shape, strides = [int(n) for n in facts["shape"]], facts.get("strides")
     if strides is not None:
@@ -257,17 +266,17 @@ def _of_interface(name: str, value: Any) -> DeviceMemory:
 
 
 def _check_contiguous(name: str, shape: list[int], strides: list[int] | None) -> None:
-    """Raise ValueError unless the elements lie one behind the other, in C order."""
+    """Raise ValueError unless the items are contiguous in C order; `strides` counts items."""
     if strides is None or 0 in shape:
         return
     step = 1
     for count, stride in zip(reversed(shape), reversed(strides), strict=True):
         if count > 1 and stride != step:
-            raise _gaps(name) from None
+            raise _not_contiguous_error(name) from None
         step *= count
 
 
-def _gaps(name: str) -> ValueError:
+def _not_contiguous_error(name: str) -> ValueError:
     remedy = "copy it, as by tensor.contiguous() or numpy.ascontiguousarray()"
     return ValueError(f"{name} has to be contiguous: {remedy}")
 
@@ -275,16 +284,16 @@ def _gaps(name: str) -> ValueError:
 def _capsule_of(value: Any) -> Any:
     try:
         return value.__dlpack__(max_version=(1, 0))
-    except TypeError:  # of before version 1
+    except TypeError:  # older than DLPack 1.0, without this argument
         return value.__dlpack__()
 
 
 def _tensor_in(name: str, capsule: Any) -> tuple[_Tensor, int | None]:
-    """The tensor that a capsule describes, and its flags; None of before version 1.
+    """The tensor that a capsule describes, and its flags, which are None before DLPack 1.0.
 
     Raises:
         TypeError: It is no capsule of DLPack.
-        ValueError: It is of a version that is not known here.
+        ValueError: Its major version is not 1.
     """
     at = _pointer_in(capsule, b"dltensor_versioned")
     if at is not None:
@@ -301,7 +310,7 @@ def _tensor_in(name: str, capsule: Any) -> tuple[_Tensor, int | None]:
 
 
 def _pointer_in(capsule: Any, name: bytes) -> int | None:
-    """The pointer in a capsule of this name; None of any other object."""
+    """The pointer in a capsule that has this name; None for any other object."""
     if not _is_valid(capsule, name):
         return None
     at: int = _pointer(capsule, name)

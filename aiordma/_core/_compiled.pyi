@@ -1,7 +1,8 @@
 """The compiled types of the data path; core.h has their fields, module.c the module.
 
-Fields without an explanation here are those of struct aio_message_state and struct
-aio_stream_state in protocol.h, which has one for each.  Addresses are of C objects, as numbers.
+Attributes without an explanation here are members of struct aio_connection, explained in
+connection_private.h, or of struct aio_stream, in stream_private.h.  Addresses are of C objects, as
+numbers.
 """
 
 import collections.abc
@@ -13,6 +14,7 @@ from typing import (
     Any,
     ClassVar,
     Final,
+    Literal,
     Protocol,
     Self,
     SupportsIndex,
@@ -20,15 +22,13 @@ from typing import (
     final,
     overload,
 )
-from weakref import ref
-
-from aiordma.loop.job import Job
 
 INDEX_BITS: Final[int]
 SUB_SHIFT: Final[int]
 SUB_RECV: Final[int]
 SUB_READ: Final[int]
 SUB_OPERATE: Final[int]
+SUB_NOTED: Final[int]
 EVENT_ARRIVED: Final[int]
 EVENT_OPERATED: Final[int]
 EVENT_ROOM: Final[int]
@@ -36,32 +36,26 @@ EVENT_SENT: Final[int]
 EVENT_FRAMES: Final[int]
 EVENT_FAILED: Final[int]
 EVENT_IDLE: Final[int]
+EVENT_NOTED: Final[int]
+NO_ROOM: Final[int]
+LACKS_SLOT: Final[int]
+REFUSED_OUTSIDE: Final[int]
+REFUSED_RIGHT: Final[int]
+REFUSED_ALIGNMENT: Final[int]
+REFUSED_REVOKED: Final[int]
+FOR_PYTHON: Final[int]
+#: The kinds of frames, in the order of their numbers.
+FRAME_KINDS: Final[tuple[str, ...]]
+#: The ways to break the protocol of messages; see `AIO_VIOLATIONS` in protocol.h.
+VIOLATIONS: Final[tuple[str, ...]]
 FRAME_SIZE: Final[int]
+PROOF_SIZE: Final[int]
 FRAME_HAS_IMM: Final[int]
 FRAME_MORE: Final[int]
-FRAME_CREDIT: Final[int]
-FRAME_DATA: Final[int]
-FRAME_RENDEZVOUS: Final[int]
-FRAME_DONE: Final[int]
-FRAME_PING: Final[int]
-FRAME_PONG: Final[int]
-FRAME_END: Final[int]
-FRAME_ABORT: Final[int]
 FRAME_FREE: Final[int]
 LANDING_SHIFT: Final[int]
 LANDINGS: Final[int]
 LANDING_SIZE: Final[int]
-WRONG_SHORT: Final[int]
-WRONG_LENGTH: Final[int]
-WRONG_CREDIT: Final[int]
-WRONG_KIND: Final[int]
-WRONG_WRITE: Final[int]
-WRONG_DONE: Final[int]
-WRONG_SIZE: Final[int]
-WRONG_ORDER: Final[int]
-WRONG_BARE: Final[int]
-WRONG_NUMBER: Final[int]
-WRONG_TURN: Final[int]
 CHAIN: Final[int]
 WORD_SGL: Final[int]
 STREAM_DATA: Final[int]
@@ -69,12 +63,22 @@ STREAM_ROOM: Final[int]
 STREAM_FAILED: Final[int]
 STREAM_IDLE: Final[int]
 STREAM_GROW: Final[int]
+OWES_NOTHING: Final[int]
+OWES_WORD: Final[int]
+OWES_MAPPING: Final[int]
+STREAM_NO_CREDIT: Final[int]
+STREAM_NO_SPACE: Final[int]
+STREAM_BAD_LIMIT: Final[int]
+STREAM_BAD_BUFFER: Final[int]
+STREAM_THIRD_BUFFER: Final[int]
 STREAM_RECV: Final[int]
 STREAM_MESSAGE: Final[int]
 STREAM_CONTROLS: Final[int]
 STREAM_CONTROL_SIZE: Final[int]
 STREAM_PROBE: Final[int]
 LARGEST_REQUEST: Final[int]
+LARGEST_COPY: Final[int]
+OPERATION_CHAIN: Final[int]
 
 @final
 class Loan:
@@ -152,7 +156,7 @@ class Message:
     def _released(self) -> bool: ...
     @property
     def _exports(self) -> int: ...
-    _kept: bool
+    _kept: Final[bool]
     @property
     def _in_slot(self) -> bool: ...
     def _detach(self) -> None: ...
@@ -165,7 +169,7 @@ class Message:
         """
 
 @final
-class Held:
+class BufferExport:
     """The bytes of a contiguous buffer, for C; the buffer stays exported as long as this lives."""
 
     def __init__(self, buffer: object) -> None: ...
@@ -188,14 +192,168 @@ class Wakeup:
     def throw(self, *error: Any) -> None: ...
 
 @final
-class Parked(Wakeup):
+class ReceiveWakeup(Wakeup):
     """The Wakeup of a task that waits for a message."""
 
     @property
     def add_done_callback(self) -> Callable[..., None]: ...
 
 @final
-class Waiting(Wakeup):
+class Call(Wakeup):
+    """A request of this side that the peer has not answered; awaited by one task.
+
+    Attributes:
+        number: Its number on the connection.
+        size: Bytes of the request.
+        deadline: When its task gives up, as a time of the loop's clock.
+        timeout: The seconds that it had.
+        ended: Whether its task has nothing to wait for any more.
+        abandoned: Whether its task has gone, and its final frame has not come.
+        answer: The answer that has come and was not taken, or None.
+        sent: Whether its frame does not wait in line any more.
+    """
+
+    number: Final[int]
+    size: Final[int]
+    deadline: Final[float]
+    timeout: Final[float]
+    ended: Final[bool]
+    abandoned: Final[bool]
+    answer: Final[Message | None]
+    sent: Final[bool]
+    def __await__(self) -> Generator[Any, Any, Message]: ...  # type: ignore[override]
+    def header(self, seconds: float | None, flags: int) -> bytes: ...
+    def done(self) -> bool: ...
+    def set_result(self, value: None, /) -> None: ...
+    def set_exception(self, error: BaseException, /) -> None: ...
+    def call_instead(self, function: Callable[[], object] | None) -> None: ...
+
+@final
+class CallTable:
+    """The requests of this side of a connection that are not answered, and what was granted.
+
+    Attributes:
+        abandoned: Calls that are.
+        number: Of the last call.
+        due: When a timer rings for the deadlines.
+        taken: Calls that count against the grant.
+        taken_bytes: Their bytes.
+    """
+
+    def __new__(
+        cls,
+        owner: Any,
+        exchange: Any,
+        calls: int,
+        bytes: int,
+        abandoned: int,
+        state: MessageState | None = None,
+    ) -> Self: ...
+    abandoned: Final[int]
+    number: Final[int]
+    due: Final[float]
+    taken: Final[int]
+    taken_bytes: Final[int]
+    def __len__(self) -> int: ...
+    def fits(self, size: int) -> bool: ...
+    def take(self, size: int) -> None: ...
+    def give_back(self, size: int) -> None: ...
+    def set_grant(self, calls: int, bytes: int) -> None: ...
+    def enter(
+        self, loop: AbstractEventLoop, size: int, deadline: float, timeout: float
+    ) -> Call: ...
+    def number_from(self, number: int) -> None: ...
+    def find(self, number: int) -> Call | None: ...
+    def finish(self, call: Call, answer: Message | None, error: BaseException | None) -> bool: ...
+    def end(self, call: Call, error: BaseException) -> None: ...
+    def abandon(self, call: Call, sent: bool) -> bool: ...
+    def step(self) -> int: ...
+    def begin_steps(self) -> None: ...
+    def set_due(self, time: float) -> None: ...
+    def set_line(self, in_line: bool) -> None: ...
+    def serve(self, table: RequestTable, /) -> None: ...
+    def calls(self) -> list[Call]: ...
+    def close(self) -> list[Call]: ...
+    def resume(self) -> None: ...
+
+class PeerRequest:
+    """A request of the peer; the base of `Request`, which has the same attributes.
+
+    Attributes:
+        body: What the peer sent.
+        deadline: When the peer gives up, as a time of the loop's clock, or None.
+    """
+
+    body: Final[Message]
+    deadline: Final[float | None]
+    @property
+    def _served(self) -> Any: ...
+    @property
+    def _starter(self) -> Any: ...
+    _size: Final[int]
+    _number: Final[int]
+    _answered: Final[bool]
+    _canceled: Final[bool]
+    def __new__(
+        cls, table: RequestTable, number: int, deadline: float | None, body: Message
+    ) -> Self: ...
+    def _answer(self, data: Any, /) -> int | QueuedSend: ...
+    def _note_answered(self) -> None: ...
+    def _note_canceled(self) -> None: ...
+    def _end(self) -> bool: ...
+    def _set_starter(self, starter: Any, /) -> None: ...
+
+class RequestTable:
+    """The requests of the peer that are not answered; the base of `Served`.
+
+    Attributes:
+        numbers: The requests, and what only Python knows, by their numbers.
+        queue: Requests that wait for the program.
+        starters: What may begin with a request at once.
+        limit: Requests that the program may have at a time.
+        limit_bytes: Their bytes.
+        hard_limit: The most requests that were ever granted.
+        hard_bytes: The most bytes.
+        taken: Requests that the program has, and is not done with.
+        held: Bytes of these, and of those in the queue.
+        queued: Bytes of those in the queue.
+        may_hold: Bytes that may be held before the lease is enlarged.
+    """
+
+    @property
+    def numbers(self) -> dict[int, Any]: ...
+    @property
+    def queue(self) -> dict[Any, None]: ...
+    @property
+    def starters(self) -> list[Any]: ...
+    limit: Final[int]
+    limit_bytes: Final[int]
+    hard_limit: Final[int]
+    hard_bytes: Final[int]
+    taken: Final[int]
+    held: Final[int]
+    queued: Final[int]
+    may_hold: Final[int]
+    def __new__(
+        cls,
+        kind: type[PeerRequest],
+        requests: int,
+        bytes: int,
+        may_hold: int,
+        state: MessageState | None = None,
+    ) -> Self: ...
+    def set_grant(self, requests: int, bytes: int) -> None: ...
+    def set_lease(self, may_hold: int, narrow_below: int) -> None: ...
+    def set_admits(self, admits: bool, /) -> None: ...
+    def has_room(self, bytes: int, /) -> bool: ...
+    def hold(self, size: int, /) -> None: ...
+    def note_queued(self, size: int, /) -> None: ...
+    def note_taken(self) -> None: ...
+    def begin(self, request: PeerRequest, /) -> bool: ...
+    def done(self, size: int, /) -> None: ...
+
+@final
+class QueuedSend(Wakeup):
     """The Wakeup of a task that waits to send."""
 
     def __await__(self) -> Generator[Wakeup, None, int]: ...  # type: ignore[override]
@@ -204,7 +362,7 @@ _T_co = TypeVar("_T_co", covariant=True)
 
 @final
 class Coroutine(collections.abc.Coroutine[Any, Any, _T_co]):
-    """A send or a receive of a connection, awaited by one task; as a coroutine of Python."""
+    """A send, receive or request of a connection, awaited by one task; as one of Python."""
 
     __name__: Final[str]
     __qualname__: Final[str]
@@ -216,8 +374,17 @@ class Coroutine(collections.abc.Coroutine[Any, Any, _T_co]):
     cr_state: Final[str]
     cr_suspended: Final[bool]
     @staticmethod
+    def requesting(
+        table: CallTable, owner: Any, data: Any, timeout: float | None, tell: bool, /
+    ) -> Coroutine[Message]: ...
+    @staticmethod
     def _set_frames(
-        send: types.FrameType, recv: types.FrameType, anext: types.FrameType, /
+        send: types.FrameType,
+        recv: types.FrameType,
+        anext: types.FrameType,
+        request: types.FrameType,
+        recv_into: types.FrameType,
+        /,
     ) -> None: ...
     def __await__(self) -> Generator[Any, Any, _T_co]: ...
     def __iter__(self) -> Self: ...
@@ -244,174 +411,120 @@ _Slots = tuple[int, int, int, int]
 
 @final
 class MessageState:
-    """The messages and operations of one connection."""
+    """The messages and operations of one connection.
 
-    def __new__(
-        cls,
-        loop: AbstractEventLoop,
-        sends: int,
-        receives: int,
-        send_depth: int,
-        arrivals: int,
-        controls: int,
-        exchanges: int,
-        answers: int,
-        reads: int,
-        raw: bool,
-        grows: bool,
-    ) -> Self: ...
-    def __call__(self, events: int, /) -> None: ...
-    receiver: _Keeper | None
-    handler: Callable[[int], object] | None
-    room: Callable[[], object]
-    sge: type
-    region: type
-    lent: Final[Any]
-    remote: type
-    pd: object
-    may_read: bool
-    events: int
-    waiting: bool
-    dead: bool
-    discarding: bool
-    asking: bool
-    grows: Final[bool]
-    grown: bool
-    numbered: bool
-    python: bool
-    requested: bool
-    requesting: bool
-    blocked: bool
-    watched: bool
-    slot_awaited: bool
-    flushing: bool
-    flush_at: int
-    alive: bool
-    eager_size: int
-    fragmented_size: int
-    bare_size: int
-    largest: int
-    written_size: int
-    landed_size: int
-    landing_wanted: int
-    credits: int
-    sent: int
-    completed: int
-    flushed: int
-    posted: int
-    unused: int
-    granted: int
-    receives: int
-    held: int
-    over: bool
-    attended: bool
-    operations_wanted: bool
-    messages_sent: int
-    bytes_sent: int
-    messages_received: int
-    bytes_received: int
-    bytes_read: int
-    bytes_written: int
-    atomics: int
-    parked: Final[Parked]
-    id: Final[int]
-    landing: Final[int]
-    peer_landing: Final[int]
-    stage_size: Final[int]
-    closed: Final[bool]
-    raw: Final[bool]
-    queued: Final[int]
-    large_waiting: int
-    has_room: Final[bool]
-    lacks_slot: Final[bool]
-    said: Final[int]
-    peer_reason: Final[int]
-    error: Final[int]
-    recv_failed: Final[bool]
-    wrong: Final[tuple[int, int, int]]
-    inline_size: Final[int]
-    n_free: Final[int]
-    n_control_free: Final[int]
-    n_freed: Final[int]
-    n_unposted: Final[int]
-    large: Final[int]
-    has_pending: Final[int]
-    control: int
-    due: Final[int]
-    half: Final[int]
-    n_back: Final[int]
-    chain: Final[int]
-    n_operations: Final[int]
-    n_operations_free: Final[int]
-    operating: Final[int]
-    free_slots: Final[list[int]]
-    free_numbers: Final[list[int]]
-    done: Final[int]
-    under_way: Final[int]
-    arrived: Final[int]
+    Python gives commands, and reads; it writes no attribute.  A number that is an errno is 0 if
+    nothing has failed.
+    """
+
+    #: The sizes are those of `AIO_SIZES` in connection.h, all of them, in that order or by name.
+    def __new__(cls, loop: AbstractEventLoop, *in_order: int, **sizes: int) -> Self: ...
+    def __call__(self, events: int) -> None: ...
+
+    # The handshake, and the life
+    def set_receiver(self, receiver: _Keeper) -> None: ...
+    def set_handler(self, handler: Callable[[int], object] | None) -> None: ...
     def bind(
         self,
         qp: int,
         id: int,
         send_flags: int,
         inline_size: int,
-        send: _Slots,
-        recv: _Slots,
-        control: tuple[int, int, int],
+        send: tuple[int, int, int, int],
+        recv: tuple[int, int, int, int],
+        frames: tuple[int, int, int],
         crowded: int,
         memory: object = None,
-        /,
     ) -> None: ...
-    def close(self) -> None: ...
-    def fit(
+    def agree(
         self,
-        receives: bool,
-        more_addr: int,
-        step: int,
-        keys: list[int],
-        leaving: bool,
-        full: bool,
-        /,
+        credits: int,
+        eager_size: int,
+        bare_size: int = 0,
+        fragmented_size: int = 0,
+        written_size: int = 0,
+        landed_size: int = 0,
+        numbered: bool = False,
+        identity: int = 0,
     ) -> None: ...
-    def size(self, window: int, /) -> None: ...
-    def land(self, number: int, addr: int, rkey: int, memory: object, /) -> int: ...
-    def set_stage(self, addr: int, lkey: int, size: int, /) -> None: ...
-    def send(self, data: object, /) -> int | Waiting: ...
-    def sending(self, connection: object, data: object, /) -> Coroutine[None]: ...
-    def receiving(self, connection: object, /) -> Coroutine[Message]: ...
-    def iterating(self, connection: object, /) -> Coroutine[Message]: ...
-    def messages(self, connection: object, /) -> Messages: ...
-    def send_buffer(self, data: object, imm: int | None, /) -> int: ...
-    def send_pieces(self, items: list[Any], imm: int | None, /) -> int: ...
-    def stand_in_line(
-        self, kind: int, data: object, argument: int, imm: int | None, /
-    ) -> int | Waiting: ...
-    def end_waits(self, make: Callable[[], BaseException], seconds: float, /) -> float | None: ...
-    def send_control(self, kind: int, argument: int = 0, flags: int = 0, /) -> int: ...
+    def require_proof(self, proof: bytes | None, /) -> None: ...
+    def prove(self, proof: bytes, /) -> None: ...
+    def advance(self, event: Literal["REFUSE_SENDS", "HOLD", "SHUT", "END", "FLUSH"]) -> None: ...
+    def close(self) -> None: ...
+    @staticmethod
+    def life_table() -> tuple[dict[str, dict[str, str]], dict[str, dict[str, bool]]]: ...
+
+    # Sending
+    def send(self, data: object, imm: int | None) -> int: ...
+    def send_first(self, data: object, imm: int | None, /) -> int: ...
+    @staticmethod
+    def send_each(
+        states: tuple[MessageState, ...], data: object, imm: int | None, /
+    ) -> list[tuple[int, int]] | None: ...
+    def wait_room(self) -> QueuedSend: ...
+    def sending(self, connection: object, data: object, imm: int | None) -> Coroutine[None]: ...
+    def send_in_turn(
+        self, kind: int, data: memoryview | bytes, argument: int, imm: int | None
+    ) -> int | QueuedSend: ...
+    def expire_sends(self, make: Callable[[], BaseException], seconds: float) -> float | None: ...
+    def slots_lacking(self, size: int) -> int: ...
+    def argument(self, kind: int, /) -> int: ...
+    def send_control(self, kind: int, argument: int = 0, flags: int = 0) -> int: ...
     def credit(self) -> int: ...
-    def drop(self) -> None: ...
     def post_chain(self) -> int: ...
+    def await_sends(self, number: int) -> bool: ...
+    def large_begins(self) -> None: ...
+    def large_ends(self) -> None: ...
+    def count_large_sent(self, length: int) -> None: ...
+    def begin_requests(self) -> None: ...
+
+    # Receiving
+    def receiving(self, connection: object) -> Coroutine[Message]: ...
+    def receiving_into(self, connection: object, buffer: object) -> Coroutine[int]: ...
+    def messages(self, connection: object) -> Messages: ...
+    def keep_memory(self, kept: bool) -> None: ...
     def take(self) -> Message | None: ...
-    def take_into(self, buffer: memoryview, /) -> int | None: ...
+    def take_into(self, buffer: object) -> int | None: ...
+    def take_large(self, length: int) -> None: ...
     def peek(self) -> tuple[int | None, int, int | None, bool] | None: ...
     def skip(self) -> None: ...
-    def cut(self, count: int, /) -> None: ...
-    def next_large(self, receives: int, /) -> tuple[int, int | None, bytes, int] | None: ...
+    def cut(self, count: int) -> None: ...
+    def delegate(self, delegated: bool) -> None: ...
+    def await_arrival(self, waiting: bool) -> None: ...
+    def next_large(self, receives: int) -> tuple[int, int | None, bytes, int] | None: ...
     def next_done(self) -> tuple[int, int] | None: ...
-    def take_reads(self) -> list[int]: ...
+    def take_news(self) -> tuple[list[int], list[int], int, int]: ...
     def post_read(
-        self, number: int, addr: int, length: int, lkey: int, remote_addr: int, rkey: int, /
+        self, number: int, addr: int, length: int, lkey: int, remote_addr: int, rkey: int
     ) -> int: ...
-    def post_receives(self, slots: list[int] | int, /) -> int: ...
-    def back(self, slot: int, /) -> int: ...
-    def back_now(self, slot: int, /) -> int: ...
-    def take_freed(self) -> list[int]: ...
-    def take_unposted(self) -> list[int]: ...
-    def give_slot(self, slot: int, /) -> None: ...
-    def withdraw_slot(self, slot: int, /) -> bool: ...
-    def allow_operations(self, depth: int, /) -> None: ...
-    def take_number(self) -> int: ...
-    def give_number(self, number: int, /) -> None: ...
+    def allow_notes(self) -> None: ...
+    def next_note(self) -> tuple[int, int, int, int, int] | None: ...
+    def resume(self, wakeup: Wakeup, /) -> bool: ...
+    def noted_slot(self, number: int, /) -> int: ...
+
+    # Slots, landings and the stage
+    def set_keys(
+        self, receives: bool, addr: int, step: int, keys: list[int], leaving: bool, full: bool
+    ) -> None: ...
+    def resize(self, receives: int, answers: int = 0, grown: bool = False) -> None: ...
+    def post_receives(self, slots: list[int] | int) -> int: ...
+    def add_receives(self, slots: list[int]) -> int: ...
+    def release_slot(self, slot: int, kept: bool = False) -> int: ...
+    def repost_slot(self, slot: int) -> int: ...
+    def add_send_slot(self, slot: int) -> None: ...
+    def remove_send_slot(self, slot: int) -> bool: ...
+    def count_returned(self, receive: bool, flushed: bool) -> None: ...
+    def offer_landing(self, number: int, addr: int, rkey: int, memory: object) -> int: ...
+    def set_stage(self, addr: int, lkey: int, size: int) -> None: ...
+
+    # Operations of the program
+    def operate_on(self, sge: type, region: type, remote: type, pd: object) -> None: ...
+    def allow_operations(self, depth: int, may_read: bool) -> None: ...
+    def listen_for_operations(self) -> None: ...
+    def rest_operations(self) -> bool: ...
+    def await_number(self, room: Callable[[], object] | None) -> None: ...
+    def take_number(self) -> int | None: ...
+    def release_number(self, number: int) -> None: ...
     def forget_done(self) -> None: ...
     def operate(
         self,
@@ -438,11 +551,57 @@ class MessageState:
         /,
     ) -> Operation | int | None: ...
     def read(self, remote: object, memory: object, offset: int, /) -> Operation | None: ...
-    def write(self, remote: object, memory: object, offset: int, /) -> Operation | None: ...
-    def lend(self, region: object, /) -> None: ...
-    def ended(self, number: int, error: BaseException | None, /) -> Any: ...
-    def show_life_to(self, group: bytearray | None, /) -> None: ...
-    def spin_with(self, messages: Spin, operations: Spin, /) -> None: ...
+    def write(
+        self, remote: object, memory: object, offset: int, imm: int | None, /
+    ) -> Operation | None: ...
+    def fetch_add(
+        self, remote: object, value: int, offset: int, /
+    ) -> Awaitable[int | None] | None: ...
+    def compare_swap(
+        self, remote: object, expected: int, desired: int, offset: int, /
+    ) -> Awaitable[int | None] | None: ...
+    def allow_atomics(self) -> None: ...
+    def set_bounce(self, region: object, /) -> None: ...
+    def ended(self, number: int, error: BaseException | None, told: bool = True, /) -> Any: ...
+    # Signs of life
+    def was_alive(self) -> bool: ...
+    def ask_life(self) -> int | None: ...
+    def ask_identity(self, awaited: bool, /) -> int: ...
+    def revoke(self, generation: int, /) -> int: ...
+    def admission(self, owner: int, generation: int, /) -> int: ...
+    def spin_with(self, messages: Spin, operations: Spin) -> None: ...
+
+    # What may be read
+    def facts(self) -> dict[str, Any]:
+        """All numbers by name, for debugging and for tests; the library does not ask for them."""
+
+    receive_wakeup: Final[ReceiveWakeup]
+    bounce_region: Final[Any]
+    has_memory: Final[bool]
+    arrived: Final[int]
+    awaited_into: Final[bool]
+    completed: Final[int]
+    control: Final[int]
+    counters: Final[dict[str, int]]
+    credits: Final[int]
+    eager_size: Final[int]
+    failure: Final[tuple[int, bool, tuple[str, int, int] | None]]
+    flushed: Final[int]
+    grows: Final[bool]
+    has_pending: Final[int]
+    lacks: Final[int]
+    kept: Final[int]
+    knows_peer: Final[bool]
+    large: Final[int]
+    may_say: Final[bool]
+    owed: Final[int]
+    queued: Final[int]
+    requested: Final[bool]
+    said: Final[int]
+    sent: Final[int]
+    to_flush: Final[int]
+    under_way: Final[int]
+    unused: Final[int]
 
 @final
 class Registration:
@@ -465,6 +624,42 @@ class Operation(Wakeup):
 
     def __await__(self) -> Generator[Wakeup, None, int]: ...  # type: ignore[override]
     opcode: Final[int]
+
+@final
+class Chain(Wakeup):
+    """Operations of a batch under way; awaited by one task."""
+
+    code: Final[int]
+    @property
+    def failed_item(self) -> int | None: ...
+    def _transferred(self) -> None: ...
+
+@final
+class Batch:
+    """READs and WRITEs of one connection, which are posted in chains."""
+
+    def __new__(cls, state: MessageState, limit: int, ordered: bool) -> Batch: ...
+    copies: Final[bool]
+    @property
+    def count(self) -> int: ...
+    @property
+    def left(self) -> int: ...
+    def add(
+        self,
+        opcode: int,
+        remote: object,
+        memory: object,
+        offset: int,
+        size: int,
+        generation: int = ...,
+        /,
+    ) -> int | None: ...
+    def post(self, number: int, region: object, /) -> Chain | int | None: ...
+    def begin(self) -> None: ...
+    def stop(self) -> None: ...
+    def discard(self) -> None: ...
+    def states(self) -> bytes: ...
+    def results(self) -> list[Any]: ...
 
 class _Stream(Protocol):
     """A stream, as its state sees it."""
@@ -489,98 +684,68 @@ class StreamState:
         memory: object,
     ) -> Self: ...
     def __call__(self, events: int, /) -> None: ...
-    handler: _Stream | None
-    protocol: Any
-    run: Callable[..., Any] | None
-    rest: Callable[[Any, int], None] | None
-    elsewhere: Callable[[], None] | None
-    events: int
-    passed: int
-    first_waiting: int
-    dead: bool
-    flushing: bool
-    receiving: bool
-    sending: bool
-    held: bool
-    crediting: bool
-    owing: bool
-    swapped: bool
-    alive: bool
-    plain: bool
-    waiter: bool
-    stopped: bool
-    posted: int
-    largest: int
-    addr: int
-    key: int
-    left: int
-    spare_addr: int
-    spare_key: int
-    spare_left: int
-    allowed: int
-    limit: int
-    sequence: int
-    data_out: int
-    data_limit: int
-    data_wrs: int
-    control_out: int
-    entry: int
-    peer_entry: int
-    table_addr: int
-    table_key: int
-    table_length: int
-    offset: int
-    readable: int
-    want: int
-    ring_left: int
-    ring_buffers: int
-    ring_allowed: int
-    ring_free: int
-    ring_next: int
-    credits: int
-    consumed: int
-    due: int
-    inline_size: Final[int]
-    error: Final[int]
-    recv_failed: Final[bool]
-    send_free: Final[int]
-    head: Final[int]
-    progress: Final[int]
-    bytes_sent: Final[int]
     bytes_received: Final[int]
-    ring_size: int
-    ring_rkey: int
-    ring_addr: int
-    wider_addr: int
-    wider_rkey: int
-    wider_size: int
-    moved: bool
-    grow_at: int
-    waiting_count: Final[int]
-    def bind(self, qp: int, wr_id: int, words: int, lkey: int, /) -> None: ...
-    def close(self) -> None: ...
+    bytes_sent: Final[int]
+    error: Final[int]
+    posted: Final[int]
+    progress: Final[int]
+    readable: Final[int]
+    is_over: Final[bool]
+    recv_failed: Final[bool]
+    stopped: Final[bool]
+    waiting: Final[bool]
     def write(self, data: object, /) -> None: ...
     def send(self, data: object, /) -> int: ...
-    def room(self) -> int: ...
+    def next_place(self) -> tuple[int, int]: ...
+    def send_from_ring(self, length: int, /) -> int: ...
+    def wants_send_ring(self) -> bool: ...
     def send_from(self, ring: int, size: int, lkey: int, /) -> None: ...
-    def send_ring(self, length: int, /) -> int: ...
-    def control(
-        self, word: int, wrs: int, payload: bytes, to: int, key: int, signaled: bool, /
-    ) -> int: ...
+    def announce(self, repeat: bool, /) -> int: ...
+    def say(self, word: int, /) -> int: ...
+    def publish(self, word: int, payload: bytes, to: int, key: int, /) -> int: ...
     def probe(self) -> int: ...
-    def reach(self, sub: int, /) -> int: ...
-    def retire(self) -> int: ...
-    def drop(self) -> None: ...
+    def seen(self) -> None: ...
+    def complete_receive(self, slot: int, failed: bool, /) -> int: ...
+    def complete_send(self, sub: int, failed: bool, /) -> list[int]: ...
     def cut(self, length: int, /) -> bytes | None: ...
     def read(self, into: object, most: int, /) -> int: ...
     def take(self, least: int | bytes, most: int, /) -> Awaitable[bytes | None]: ...
     def park(self, loop: AbstractEventLoop, /) -> Wakeup: ...
     def done(self) -> None: ...
     def spin_with(self, spin: Spin, /) -> None: ...
-    def fill(self, count: int, /) -> int: ...
-    def used(self, slot: int, /) -> int: ...
-    def push_waiting(self, length: int, /) -> None: ...
-    def pop_waiting(self) -> None: ...
+    def bind(self, qp: int, wr_id: int, words: int, lkey: int, receives: int, /) -> int: ...
+    def attach(
+        self,
+        handler: _Stream | None,
+        run: Callable[..., Any] | None,
+        rest: Callable[[Any, int], None] | None,
+        elsewhere: Callable[[], None] | None,
+        /,
+    ) -> None: ...
+    def part(self) -> None: ...
+    def refuse_writes(self, rest: Callable[[Any, int], None], /) -> None: ...
+    def deliver_to(self, protocol: object, paused: bool, /) -> None: ...
+    def stop(self) -> None: ...
+    def enough(self) -> bool: ...
+    def wait_for(self, length: int, /) -> bool: ...
+    def was_alive(self) -> bool: ...
+    def meet(
+        self,
+        credits: int,
+        buffer: tuple[int, int, int],
+        table: tuple[int, int, int],
+        swapped: bool,
+        /,
+    ) -> None: ...
+    def open(self) -> None: ...
+    def permit(self, writable: bool, wanted: bool, ended: bool, owed: int, /) -> None: ...
+    def hold(self, whether: bool, /) -> None: ...
+    def end(self) -> bool: ...
+    def flush(self) -> bool: ...
+    def close(self) -> bool: ...
+    def take_word(self, word: int, /) -> tuple[int, int, int] | None: ...
+    def grow_after(self, taken: int, /) -> None: ...
+    def widen(self, ring: int, rkey: int, size: int, /) -> None: ...
 
 # A completion, as verbs/wc.py has it.
 _Record = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
@@ -590,35 +755,40 @@ class QueueState:
     """The drain's state of a completion queue, which it outlives."""
 
     def __new__(cls, token: int) -> Self: ...
-    managed: int
-    solicited: int
-    armed: int
-    listeners: int
-    arm_late: int
+    managed: Final[int]
+    solicited: Final[int]
+    armed_for_all: Final[int]
+    listeners: Final[int]
+    arm_late: Final[int]
     spins: Final[int]
     token: Final[int]
     unacknowledged: Final[int]
     events: Final[int]
     address: Final[int]
+    def manage(self, solicited_only: bool, /) -> bool: ...
+    def listen(self) -> None: ...
+    def unlisten(self) -> None: ...
+    def want_arm_late(self, change: int, /) -> None: ...
+    def note_arming(self, for_all: bool, /) -> None: ...
     def retire(self, cq: int, /) -> None: ...
 
 @final
 class Poller:
     """Polls the queues of a channel before they are armed."""
 
-    def __new__(cls, ask: Callable[[], object] | None, yields: bool) -> Self: ...
-    ask: Callable[[], object] | None
+    def __new__(cls, ask: Callable[[], object]) -> Self: ...
     asked: Final[bool]
-    yields: bool
+    yields: Final[bool]
     waiting: Final[int]
     n_queues: Final[int]
+    def stop(self) -> None: ...
 
 @final
 class Spin:
     """How the waits of one connection begin with polling."""
 
     def __new__(
-        cls, poller: Poller, queue: QueueState, cq: int, bound_ns: int, adaptive: bool
+        cls, poller: Poller, queue: QueueState, cq: int, bound_ns: int, adaptive: bool, yields: bool
     ) -> Self: ...
     bound_ns: Final[int]
     recent_ns: Final[int]
@@ -630,12 +800,8 @@ class Drain:
     """Drains one completion channel."""
 
     def __new__(cls, channel: int, most: int) -> Self: ...
-    poller: Poller | None
-    draining: bool
-    deferred: bool
-    stopped: bool
-    soon: bool
-    spare: int
+    poller: Final[Poller | None]
+    draining: Final[bool]
     n_pending: Final[int]
     undelivered: Final[int]
     n_states: Final[int]
@@ -648,6 +814,12 @@ class Drain:
     def sweep(self, cq: int, /) -> tuple[int, int, list[_Record], bool] | None: ...
     def deliver(self) -> None: ...
     def forget(self, cq: int, /) -> None: ...
+    def defer(self) -> bool: ...
+    def finish(self) -> None: ...
+    def take_all(self) -> None: ...
+    def stop(self) -> None: ...
+    def resume_by_loop(self, soon: bool, /) -> None: ...
+    def poll_with(self, poller: Poller, /) -> None: ...
 
 @final
 class Readable:
@@ -661,43 +833,15 @@ class Readable:
 class SafetyPoll:
     """Polls the queues of a channel when an alarm has come."""
 
-    calm: bool
-
     def __new__(cls, drain: Drain) -> Self: ...
     def by(self, fd: int, slow: Callable[[], object], /) -> Callable[[], None]: ...
     def stop(self) -> None: ...
+    def expect_calm(self, calm: bool, /) -> None: ...
     def add(self, cq: int, /) -> None: ...
     def discard(self, cq: int, /) -> None: ...
     def new_events(self) -> int: ...
     def take(self) -> list[tuple[int, int, tuple[int, int, list[_Record], bool]]]: ...
     def run(self) -> None: ...
-
-class Owner:
-    """The counting part of a Resource."""
-
-    _handle: Any
-    _state: Any
-    _parents: tuple[Any, ...]
-    _children: int
-    _ending: Job[None] | None
-    _outcome: OSError | MemoryError | bool | None
-    def __init__(self, handle: object, parents: tuple[Owner, ...] = ()) -> None: ...
-    @property
-    def _made(self) -> dict[int, ref[Any]]: ...
-    @property
-    def closed(self) -> bool: ...
-    def _require(self) -> Any: ...
-    def _retain(self, child: Owner | None = None, /) -> None: ...
-    def _let_go(self, child: Owner | None = None, /) -> None: ...
-    @staticmethod
-    def _set_rules(
-        open: object,
-        closing: object,
-        destroying: object,
-        acquire: Callable[[], object],
-        release: Callable[[], object],
-        guard: Callable[[Any], object],
-    ) -> None: ...
 
 _Numbers = tuple[int, int, int, int, int, int, int]
 
@@ -722,6 +866,8 @@ def totals() -> tuple[int, int, int, int, int, int, int, int, int]:
 
 def alarm_open() -> int: ...
 def alarm_set(fd: int, when: float, every: float = 0, /) -> None: ...
+def admit(addr: int, size: int, rights: int, offset: int, length: int, right: int, /) -> int: ...
+def may_land(access: int, /) -> bool: ...
 def crc32c(crc: int, data: object, /) -> int: ...
 def crc32c_table(crc: int, data: object, /) -> int: ...
 def crc32c_hardware() -> bool: ...

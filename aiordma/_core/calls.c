@@ -1,832 +1,1069 @@
 /*
- * The calls of a program: its sends and receives, and the events that resume its tasks.
+ * CallTable: the requests of this side that the peer has not answered, by their numbers, and what
+ * it has granted.  Call: one of them, on which its task waits.
  *
- * Connection.send, recv and __anext__ return a Coroutine.  A coroutine of Python has a frame, and
- * the interpreter is entered for it: some 800 instructions of the 6,000 of a message.  Mostly a
- * send or a receive needs no line of Python.  Where it does, the Coroutine goes on with one, by a
- * method of the connection (`_send_in_python` ...), and passes all that is sent or thrown on to it.
+ * requests/calls.py has the rules, and does what is rare.  Here a call goes out that fits into a
+ * slot, and an answer that fits into a slot resumes its task.  Both use the same table and the same
+ * functions as Python does by way of the methods.
  *
- *   FRESH -> a task runs it -> WAITING on a Parked or a Waiting, or in PYTHON -> OVER
+ * A call may have to wait twice before it is sent.  Without room under the grant it stands in the
+ * line of Python's Calls, with its bytes in `data`, beside calls of Python; it is counted when it
+ * is let in (`admitted`), and sent when its task runs.  Without a slot or a credit its frame waits
+ * in the line of the connection (`queued`, line.c).  A call that ends before, in either line, was
+ * not sent: its number is free, and the peer is told nothing.
  *
- * As with a coroutine of Python, nothing happens before a task runs it.
+ * A call is in the table from `table_enter` until its final frame has come.  It has *ended* when
+ * its task has nothing to wait for any more, which may be earlier: at its deadline, or when its
+ * task was canceled.  Then it is abandoned, and its number stays in use.
  */
+#include <math.h>
+
 #include "core.h"
+#include "requests.h"
 
-struct aio_turn aio_turn;
+struct call_table {
+    PyObject_HEAD
+    MessageState *state;  /* NULL: every call is made in Python */
+    PyObject *owner;      /* Python's Calls; NULL when the connection is over */
+    PyObject *exchange;   /* gets the frames that are not processed here */
+    RequestTable *served; /* the requests of the peer; NULL: Python gets each */
+    PyObject *calls;      /* dict: Call by number */
+    struct aio_grant grant;
+    double due;              /* a timer of Python's rings at this time, or before */
+    uint32_t number;         /* of the last call */
+    uint32_t abandoned;      /* calls in the table that are */
+    uint32_t most_abandoned; /* beyond which further calls wait */
+    uint32_t steps;          /* of the time in which the peer has to end an abandoned call */
+    Call *first;             /* of those that have ended and whose tasks are still to be resumed */
+    Call *last;
+    char in_line; /* tasks wait in line, in Python: others do so behind them */
+    char failed;  /* the connection is over */
+};
 
-/*
- * Whether the caller is not in the connection's loop: in a thread, in another loop, in none; or -1
- * with an exception, because `is_running()` is Python code, in which a signal's handler may raise.
- *
- * Not by asyncio's get_running_loop(): up to Python 3.11 that asks the kernel for the process.  A
- * task that is resumed by a MessageState of its loop needs no call at all, as no other loop can run
- * inside that turn; `is_running()` is 400 instructions, twice for each message.
- */
-int aio_is_elsewhere(const MessageState *self)
+/* Call */
+
+static int call_traverse(PyObject *object, visitproc visit, void *arg)
 {
-    unsigned long thread = PyThread_get_thread_ident();
-    PyObject *loop = self->parked->wakeup.loop, *running;
+    traverseproc base = (traverseproc)PyType_GetSlot(aio_wakeup_type, Py_tp_traverse);
+    Call *self = (Call *)object;
 
-    if (thread != self->thread)
-        return 1;
-    if (thread == aio_turn.thread && loop == aio_turn.loop)
-        return 0;
-    running = PyObject_CallMethodObjArgs(loop, aio_name.is_running, NULL);
-    Py_XDECREF(running);
-    return running ? running != Py_True : -1;
+    Py_VISIT(self->message);
+    Py_VISIT(self->failure);
+    Py_VISIT(self->instead);
+    Py_VISIT((PyObject *)self->queued);
+    Py_VISIT(self->data);
+    return base(object, visit, arg);
 }
 
-/* Whether a single credit waits for the program to answer; see credit_is_due in message.c. */
-static int is_put_off(const struct aio_message_state *m)
+static int call_clear(PyObject *object)
 {
-    return m->due <= 1 && m->unused <= 0 && m->posted > m->control && !m->raw;
+    inquiry base = (inquiry)PyType_GetSlot(aio_wakeup_type, Py_tp_clear);
+    Call *self = (Call *)object;
+
+    replace(&self->message, NULL);
+    replace(&self->failure, NULL);
+    replace(&self->instead, NULL);
+    replace((PyObject **)&self->queued, NULL);
+    replace(&self->data, NULL);
+    return base(object);
 }
 
-/* Send the credits that are due; a failure is noted for Python. */
-void aio_give_credit(struct aio_message_state *m)
+static void call_dealloc(PyObject *object)
 {
-    int code = aio_message_give_credit(m);
-
-    if (code && !m->error)
-        m->error = code;
+    PyObject_GC_UnTrack(object);
+    call_clear(object);
+    aio_free(object);
 }
 
-/* Sending */
-
-/*
- * After a send with this `code`: the first two in a row are posted at once, so that a lone send
- * neither waits nor pays for a call, and those behind them together.  In a drain that is when the
- * events are told; outside of it, the second has the loop call this object without events at the
- * end of the turn.  `code`, or AIO_RAISED.
- */
-static int sent(MessageState *self, int code)
+/* Go on with the wait for room for its frame; PYGEN_RETURN: it is sent. */
+static PySendResult call_send_queued(Call *self, PyObject **result)
 {
-    struct aio_message_state *m = &self->state;
-
-    if (!code && !m->n_unposted && m->in_a_row < 2 && ++m->in_a_row == 2 && !m->delivering &&
-        !m->turn_flushes) {
-        PyObject *handle =
-            PyObject_CallMethod(self->parked->wakeup.loop, "call_soon", "OI", (PyObject *)self, 0);
-
-        if (handle)
-            m->turn_flushes = 1;
-        else if (!PyErr_ExceptionMatches(PyExc_RuntimeError) && /* the loop is closed */
-                 !PyErr_ExceptionMatches(PyExc_MemoryError))
-            return AIO_RAISED; /* of a signal's handler */
-        else                   /* the message is sent, and those that follow are posted at once */
-            PyErr_Clear();
-        Py_XDECREF(handle);
-    }
-    return code;
-}
-
-PyObject *aio_sent(MessageState *self, int code)
-{
-    code = sent(self, code);
-    return code == AIO_RAISED ? NULL : PyLong_FromLong(code);
-}
-
-/* As aio_send, of a list or a tuple. */
-static int send_pieces(MessageState *self, PyObject *data, PyObject **waiting)
-{
-    struct aio_pieces pieces;
-    int code = aio_is_elsewhere(self);
-
-    if (code)
-        return code < 0 ? AIO_RAISED : -1;
-    code = aio_pieces_open(&pieces, data);
-    if (code <= 0)
-        return code < 0 ? AIO_RAISED : -1;
-    code = aio_message_send(&self->state, aio_pieces_bytes(&pieces), pieces.length, 0, 0);
-    if (code >= 0 || !aio_may_stand_in_line(&self->state, pieces.length)) {
-        aio_pieces_close(&pieces);
-        return sent(self, code);
-    }
-    data = aio_pieces_joined(&pieces); /* less than a slot, which has to wait */
-    if (data)
-        *waiting = aio_stand_in_line(self, AIO_FRAME_DATA, data, pieces.length, 0, 0);
-    Py_XDECREF(data);
-    aio_pieces_close(&pieces);
-    return *waiting ? 0 : AIO_RAISED;
-}
-
-/*
- * A bytearray and a Message take this way as bytes do.  Of other objects Python checks first that
- * they have a buffer, and a contiguous one.
- */
-int aio_send(MessageState *self, PyObject *data, PyObject **waiting)
-{
-    int elsewhere = 1, code;
-    const char *start;
-    Py_ssize_t length;
-
-    if (PyBytes_CheckExact(data) || PyByteArray_CheckExact(data) ||
-        Py_IS_TYPE(data, aio_message_type))
-        elsewhere = aio_is_elsewhere(self);
-    else if (PyList_CheckExact(data) || PyTuple_CheckExact(data))
-        return send_pieces(self, data, waiting);
-    if (elsewhere)
-        return elsewhere < 0 ? AIO_RAISED : -1;
-    if (PyBytes_CheckExact(data)) {
-        start = PyBytes_AsString(data);
-        length = PyBytes_Size(data);
-    } else if (PyByteArray_CheckExact(data)) {
-        start = PyByteArray_AsString(data);
-        length = PyByteArray_Size(data);
-    } else {
-        start = aio_message_bytes((Message *)data);
-        length = ((Message *)data)->length;
-    }
-    if (start) {
-        struct aio_bytes bytes = {{start, (uint64_t)length}, NULL};
-
-        code = aio_message_send(&self->state, bytes, (uint64_t)length, 0, 0);
-        if (code >= 0 || !aio_may_stand_in_line(&self->state, (uint64_t)length))
-            return sent(self, code);
-        *waiting = aio_stand_in_line(self, AIO_FRAME_DATA, data, (uint64_t)length, 0, 0);
-        return *waiting ? 0 : AIO_RAISED;
-    }
-    if (!PyErr_ExceptionMatches(PyExc_ValueError)) /* the message was released */
-        return AIO_RAISED;
-    PyErr_Clear();
-    return -1;
-}
-
-/* Receiving */
-
-/*
- * Take the oldest message, unless it is large, out of the ring: None if there is none; NULL with an
- * exception, and the message is still in the ring.
- *
- * Its object is made before the ring is looked at: up to Python 3.11 the collector may then run a
- * function of the program that takes the message, or aborts the connection.
- */
-PyObject *aio_take_first(MessageState *self)
-{
-    struct aio_message_state *m = &self->state;
-    Message *message =
-        (Message *)aio_make_again(&aio_spare_messages, aio_message_type, sizeof(Message));
-    const struct aio_arrival *first;
-
-    if (!message)
-        return NULL;
-    first = &m->arrivals[m->head & m->arrival_mask];
-    if (m->head == m->tail || first->large) {
-        Py_DECREF((PyObject *)message);
-        Py_RETURN_NONE;
-    }
-    message->imm = aio_imm_object(first);
-    if (!message->imm || ((first->more || first->landing) && aio_arrivals_join(self, message))) {
-        Py_DECREF((PyObject *)message);
-        return NULL;
-    }
-    if (!message->bytes.view) {
-        message->keeper = Py_NewRef((PyObject *)self);
-        message->length = (Py_ssize_t)first->length;
-        message->slot = first->slot;
-        message->bare = (char)first->bare;
-        message->in_slot = 1;
-        m->head++;
-    }
-    return (PyObject *)message;
-}
-
-/* Coroutine */
-
-enum { FRESH, WAITING, PYTHON, OVER };
-
-static AioSpares spares;
-
-static const char *const names[] = {"send", "recv", "__anext__"};
-
-/*
- * What each call shows as its frame: see loop/coroutines.py.  Debuggers and asyncio read the place
- * of a coroutine from it, and inspect whether a coroutine has ended.
- */
-static PyObject *frames[3];
-
-static PyObject *make(PyObject *state, PyObject *connection, PyObject *data, enum aio_call call)
-{
-    Coroutine *self = (Coroutine *)aio_make_again(&spares, aio_coroutine_type, sizeof(Coroutine));
-
-    if (self) {
-        self->state = (MessageState *)Py_NewRef(state);
-        self->connection = Py_NewRef(connection);
-        self->data = Py_XNewRef(data);
-        self->call = (char)call;
-    }
-    return (PyObject *)self;
-}
-
-PyObject *aio_sending(PyObject *state, PyObject *const *args, Py_ssize_t count)
-{
-    if (count != 2) {
-        PyErr_SetString(PyExc_TypeError, "sending(connection, data)");
-        return NULL;
-    }
-    return make(state, args[0], args[1], AIO_CALL_SEND);
-}
-
-PyObject *aio_receiving(PyObject *state, PyObject *connection)
-{
-    return make(state, connection, NULL, AIO_CALL_RECV);
-}
-
-PyObject *aio_iterating(PyObject *state, PyObject *connection)
-{
-    return make(state, connection, NULL, AIO_CALL_NEXT);
-}
-
-PyObject *aio_messages(PyObject *state, PyObject *connection)
-{
-    Messages *self = (Messages *)PyType_GenericAlloc(aio_messages_type, 0);
-
-    if (self) {
-        self->state = Py_NewRef(state);
-        self->connection = Py_NewRef(connection);
-    }
-    return (PyObject *)self;
-}
-
-/*
- * A task has left its wait for a message by an exception: the next task may have its message.
- *
- * Also of a Coroutine without a reference, whose end it is: no call may take one, not even to
- * report an error, because giving it back would end the Coroutine a second time.
- */
-static void leave(Coroutine *self)
-{
-    PyObject *type, *value, *traceback, *done;
-
-    PyErr_Fetch(&type, &value, &traceback);
-    done = PyObject_CallMethodObjArgs(self->connection, aio_name._left, NULL);
-    if (!done) /* of a signal's handler: the exception that the task gets tells of the end */
-        PyErr_WriteUnraisable(self->connection);
-    Py_XDECREF(done);
-    PyErr_Restore(type, value, traceback);
-}
-
-/* Go on in Python: of a send with its `code`. */
-static PySendResult in_python(Coroutine *self, int code, PyObject **result)
-{
-    PyObject *connection = self->connection, *number;
-
-    self->stage = PYTHON;
-    if (self->call == AIO_CALL_SEND) {
-        number = PyLong_FromLong(code);
-        if (number)
-            self->inner = PyObject_CallMethodObjArgs(connection, aio_name._send_in_python,
-                                                     self->data, number, NULL);
-        Py_XDECREF(number);
-    } else if (self->call == AIO_CALL_RECV) {
-        self->inner = PyObject_CallMethodObjArgs(connection, aio_name._recv_in_python, NULL);
-    } else {
-        self->inner = PyObject_CallMethodObjArgs(connection, aio_name._next_in_python, NULL);
-    }
-    return self->inner ? PyIter_Send(self->inner, Py_None, result) : PYGEN_ERROR;
-}
-
-/* A send has ended with `code`. */
-static PySendResult has_sent(Coroutine *self, int code, PyObject **result)
-{
-    if (code)
-        return code == AIO_RAISED ? PYGEN_ERROR : in_python(self, code, result);
-    *result = Py_NewRef(Py_None);
-    return PYGEN_RETURN;
-}
-
-/* Run on with a wait for a slot and a credit. */
-static PySendResult wait_in_line(Coroutine *self, PyObject **result)
-{
-    PySendResult way = aio_waiting_send(self->inner, Py_None, result);
+    MessageState *state = self->queued->state;
+    PySendResult way;
     long code;
 
-    if (way == PYGEN_NEXT)
-        return way;
-    replace(&self->inner, NULL);
-    if (way == PYGEN_ERROR)
-        return way;
-    code = PyLong_AsLong(*result);
-    replace(result, NULL);
-    return has_sent(self, (int)code, result);
-}
-
-/* Run on with a wait for a message. */
-static PySendResult wait_for_message(Coroutine *self, PyObject **result)
-{
-    PySendResult way = aio_parked_send(self->inner, Py_None, result);
-
-    if (way == PYGEN_NEXT)
-        return way;
-    replace(&self->inner, NULL);
-    if (way == PYGEN_ERROR)
-        leave(self);
-    else if (*result == Py_None) {
+    Py_XINCREF((PyObject *)state);
+    way = aio_queued_send_step((PyObject *)self->queued, Py_None, result);
+    if (way == PYGEN_RETURN) {
+        code = PyLong_AsLong(*result);
         replace(result, NULL);
-        way = in_python(self, 0, result);
+        replace((PyObject **)&self->queued, NULL);
+        if (code && state) { /* the connection ends, and with it this call */
+            connection_note_error(state->connection, (int)code);
+            aio_call_soon(self->wakeup.loop, (PyObject *)state, AIO_EVENT_FAILED);
+        }
     }
+    Py_XDECREF((PyObject *)state);
     return way;
 }
 
-static PySendResult begin(Coroutine *self, PyObject **result)
+/* End the wait: with the answer, or by raising what there is in its place. */
+PySendResult aio_call_step(PyObject *object, PyObject *Py_UNUSED(value), PyObject **result)
 {
-    Parked *parked = self->state->parked;
+    Call *self = (Call *)object;
 
-    self->stage = WAITING;
-    if (self->call == AIO_CALL_SEND) {
-        int code = aio_send(self->state, self->data, &self->inner);
+    if (self->queued && !self->ended) {
+        PySendResult way = call_send_queued(self, result);
 
-        return self->inner ? wait_in_line(self, result) : has_sent(self, code, result);
+        if (way != PYGEN_RETURN)
+            return way;
     }
-    if (parked->wakeup.state != AIO_IDLE || self->state->state.python)
-        return in_python(self, 0, result);
-    parked->taking = 1;
-    self->inner = Py_NewRef((PyObject *)parked);
-    return wait_for_message(self, result);
-}
-
-/* Whether it may run: not twice, and not from within. */
-static int may_run(Coroutine *self)
-{
-    if (self->running)
-        PyErr_SetString(PyExc_ValueError, "coroutine already executing");
-    else if (self->stage == OVER)
-        PyErr_SetString(PyExc_RuntimeError, "cannot reuse already awaited coroutine");
-    return !self->running && self->stage != OVER;
-}
-
-static PySendResult coroutine_send(PyObject *object, PyObject *value, PyObject **result)
-{
-    Coroutine *self = (Coroutine *)object;
-    PySendResult way;
-
-    *result = NULL;
-    if (!may_run(self))
+    if (!self->ended || self->wakeup.error) { /* it begins to wait, or was canceled */
+        *result = aio_wakeup_next(object);
+        if (*result)
+            return PYGEN_NEXT;
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_RuntimeError, "the wait was not ended by the call");
         return PYGEN_ERROR;
-    self->running = 1;
-    if (self->stage == FRESH)
-        way = begin(self, result);
-    else if (self->stage == PYTHON)
-        way = PyIter_Send(self->inner, value ? value : Py_None, result);
-    else
-        way = self->call == AIO_CALL_SEND ? wait_in_line(self, result)
-                                          : wait_for_message(self, result);
-    self->running = 0;
-    if (way != PYGEN_NEXT) {
-        self->stage = OVER;
-        replace(&self->inner, NULL);
     }
-    return way;
+    aio_wakeup_forget(&self->wakeup);
+    *result = self->message;
+    self->message = NULL;
+    if (*result)
+        return PYGEN_RETURN;
+    if (self->failure) {
+        PyErr_SetObject((PyObject *)Py_TYPE(self->failure), self->failure);
+        replace(&self->failure, NULL); /* whose traceback will refer to the task's frames */
+    } else {
+        PyErr_SetString(PyExc_RuntimeError, "the call has no answer any more");
+    }
+    return PYGEN_ERROR;
 }
 
-static PyObject *coroutine_next(PyObject *object)
+static PyObject *call_next(PyObject *object)
 {
-    Coroutine *self = (Coroutine *)object;
-    PyObject *result = aio_iterate(object, coroutine_send);
-
-    if (!result && self->stage == FRESH) /* no memory to begin; it was awaited all the same */
-        self->stage = OVER;
-    return result;
+    return aio_iterate(object, aio_call_step);
 }
 
-static PyObject *coroutine_await(PyObject *object)
+static PyObject *call_await(PyObject *object)
 {
-    int stage = ((Coroutine *)object)->stage;
+    char state = ((Call *)object)->wakeup.state;
 
-    if (stage != FRESH && stage != OVER) { /* after OVER, may_run raises */
-        PyErr_SetString(PyExc_RuntimeError, "coroutine is being awaited already");
+    if (state != AIO_IDLE && !((Call *)object)->ended) {
+        PyErr_SetString(PyExc_RuntimeError, "another task waits on this already");
         return NULL;
     }
     return Py_NewRef(object);
 }
 
-static PyObject *send_method(PyObject *object, PyObject *value)
+/* header(seconds, flags): of its REQUEST frame; None: no limit of time is told. */
+static PyObject *call_header(PyObject *object, PyObject *args)
 {
-    PyObject *result, *stop;
+    struct aio_request_header header = {.kind = AIO_REQUEST, .number = ((Call *)object)->number};
+    uint8_t bytes[AIO_REQUEST_HEADER];
+    PyObject *seconds;
 
-    if (value != Py_None && ((Coroutine *)object)->stage == FRESH) {
-        PyErr_SetString(PyExc_TypeError, "can't send non-None value to a just-started coroutine");
+    if (!PyArg_ParseTuple(args, "Ob", &seconds, &header.flags))
         return NULL;
+    if (seconds != Py_None) {
+        header.argument = request_microseconds(PyFloat_AsDouble(seconds));
+        if (PyErr_Occurred())
+            return NULL;
     }
-    if (coroutine_send(object, value, &result) != PYGEN_RETURN)
-        return result;
-    stop = PyObject_CallFunctionObjArgs(PyExc_StopIteration, result, NULL);
-    Py_DECREF(result);
-    if (stop)
-        PyErr_SetObject(PyExc_StopIteration, stop);
-    Py_XDECREF(stop);
-    return NULL;
+    request_pack(bytes, &header);
+    return PyBytes_FromStringAndSize((const char *)bytes, sizeof(bytes));
 }
 
-static PyObject *throw_method(PyObject *object, PyObject *args)
+/* call_instead(function): have this called in place of the task when the call has ended. */
+static PyObject *call_call_instead(PyObject *object, PyObject *function)
 {
-    Coroutine *self = (Coroutine *)object;
-    PyObject *type, *value = NULL, *traceback = NULL, *method, *result = NULL;
-
-    if (!PyArg_UnpackTuple(args, "throw", 1, 3, &type, &value, &traceback) || !may_run(self))
-        return NULL;
-    if (!self->inner) { /* it never began */
-        self->stage = OVER;
-        if (PyExceptionInstance_Check(type))
-            PyErr_SetObject((PyObject *)Py_TYPE(type), type);
-        else
-            PyErr_SetObject(type, value);
-        return NULL;
-    }
-    self->running = 1;
-    method = PyObject_GetAttr(self->inner, aio_name.throw);
-    if (method)
-        result = PyObject_Call(method, args, NULL);
-    Py_XDECREF(method);
-    self->running = 0;
-    if (result)
-        return result;
-    replace(&self->inner, NULL);
-    if (self->stage == WAITING && self->call != AIO_CALL_SEND)
-        leave(self);
-    self->stage = OVER;
-    return NULL;
-}
-
-/* Give up what it waits for; 0, or -1 with the exception of Python code. */
-static int end(Coroutine *self)
-{
-    PyObject *inner = self->inner, *done;
-    int received = self->stage == WAITING && self->call != AIO_CALL_SEND;
-
-    self->stage = OVER;
-    self->inner = NULL;
-    if (!inner)
-        return 0;
-    done = PyObject_CallMethodObjArgs(inner, aio_name.close, NULL);
-    Py_DECREF(inner);
-    if (received)
-        leave(self);
-    Py_XDECREF(done);
-    return done ? 0 : -1;
-}
-
-static PyObject *close_method(PyObject *object, PyObject *Py_UNUSED(unused))
-{
-    if (((Coroutine *)object)->running) {
-        PyErr_SetString(PyExc_ValueError, "coroutine already executing");
-        return NULL;
-    }
-    return end((Coroutine *)object) ? NULL : Py_NewRef(Py_None);
-}
-
-/* The object */
-
-static int coroutine_traverse(PyObject *object, visitproc visit, void *arg)
-{
-    Coroutine *self = (Coroutine *)object;
-
-    Py_VISIT(Py_TYPE(object));
-    Py_VISIT((PyObject *)self->state);
-    Py_VISIT(self->connection);
-    Py_VISIT(self->data);
-    Py_VISIT(self->inner);
-    return 0;
-}
-
-/* It is dropped before its end, as a coroutine of Python may be. */
-static void coroutine_finalize(PyObject *object)
-{
-    Coroutine *self = (Coroutine *)object;
-    PyObject *type, *value, *traceback;
-    int failed = 0;
-
-    if (self->stage == OVER)
-        return;
-    PyErr_Fetch(&type, &value, &traceback);
-    if (self->stage == FRESH)
-        failed =
-            PyErr_WarnFormat(PyExc_RuntimeWarning, 1, "coroutine 'Connection.%s' was never awaited",
-                             names[(int)self->call]);
-    else if (self->stage == WAITING)
-        failed = end(self);
-    if (failed)
-        PyErr_WriteUnraisable(self->connection);
-    PyErr_Restore(type, value, traceback);
-    self->stage = OVER; /* a coroutine of Python closes itself */
-}
-
-static int coroutine_clear(PyObject *object)
-{
-    Coroutine *self = (Coroutine *)object;
-
-    replace(&self->inner, NULL);
-    replace(&self->data, NULL);
-    replace(&self->connection, NULL);
-    replace((PyObject **)&self->state, NULL);
-    return 0;
-}
-
-static void coroutine_dealloc(PyObject *object)
-{
-    PyObject_GC_UnTrack(object);
-    coroutine_finalize(object);
-    coroutine_clear(object);
-    aio_keep_spare(&spares, object);
-}
-
-static PyObject *get_name(PyObject *object, void *Py_UNUSED(unused))
-{
-    return PyUnicode_FromString(names[(int)((Coroutine *)object)->call]);
-}
-
-static PyObject *get_qualname(PyObject *object, void *Py_UNUSED(unused))
-{
-    return PyUnicode_FromFormat("Connection.%s", names[(int)((Coroutine *)object)->call]);
-}
-
-static int is_suspended(const Coroutine *self)
-{
-    return !self->running && (self->stage == WAITING || self->stage == PYTHON);
-}
-
-static PyObject *get_running(PyObject *object, void *Py_UNUSED(unused))
-{
-    return PyBool_FromLong(((Coroutine *)object)->running);
-}
-
-static PyObject *get_suspended(PyObject *object, void *Py_UNUSED(unused))
-{
-    return PyBool_FromLong(is_suspended((Coroutine *)object));
-}
-
-static PyObject *get_await(PyObject *object, void *Py_UNUSED(unused))
-{
-    Coroutine *self = (Coroutine *)object;
-
-    return Py_NewRef(self->inner && is_suspended(self) ? self->inner : Py_None);
-}
-
-static PyObject *get_frame(PyObject *object, void *Py_UNUSED(unused))
-{
-    Coroutine *self = (Coroutine *)object;
-    PyObject *frame = self->stage == OVER && !self->running ? NULL : frames[(int)self->call];
-
-    return Py_NewRef(frame ? frame : Py_None);
-}
-
-static PyObject *get_code(PyObject *object, void *Py_UNUSED(unused))
-{
-    PyObject *frame = frames[(int)((Coroutine *)object)->call];
-
-    return frame ? PyObject_GetAttrString(frame, "f_code") : Py_NewRef(Py_None);
-}
-
-/* Where it was made is not noted. */
-static PyObject *get_origin(PyObject *Py_UNUSED(object), void *Py_UNUSED(unused))
-{
+    replace(&((Call *)object)->instead, function == Py_None ? NULL : Py_NewRef(function));
     Py_RETURN_NONE;
 }
 
-static PyObject *get_state(PyObject *object, void *Py_UNUSED(unused))
+static PyObject *call_answer(PyObject *object, void *Py_UNUSED(unused))
 {
-    Coroutine *self = (Coroutine *)object;
+    PyObject *message = ((Call *)object)->message;
 
-    return PyUnicode_FromString(self->running          ? "CORO_RUNNING"
-                                : is_suspended(self)   ? "CORO_SUSPENDED"
-                                : self->stage == FRESH ? "CORO_CREATED"
-                                                       : "CORO_CLOSED");
+    return Py_NewRef(message ? message : Py_None);
 }
 
-static PyObject *set_frames(PyObject *Py_UNUSED(unused), PyObject *args)
+static PyObject *call_sent(PyObject *object, void *Py_UNUSED(unused))
 {
-    PyObject *given[3];
+    return PyBool_FromLong(!((Call *)object)->queued && !((Call *)object)->data);
+}
 
-    if (!PyArg_UnpackTuple(args, "_set_frames", 3, 3, &given[0], &given[1], &given[2]))
+/* Of a future, what the line of Python asks for in which a call waits for the peer's grant. */
+
+static PyObject *call_done(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    const Call *self = (Call *)object;
+
+    return PyBool_FromLong(self->ended || self->admitted || self->wakeup.error != NULL);
+}
+
+static PyObject *call_set_result(PyObject *object, PyObject *Py_UNUSED(value))
+{
+    Call *self = (Call *)object;
+
+    if (!self->data) {
+        PyErr_SetString(PyExc_RuntimeError, "the call does not wait for the grant");
         return NULL;
-    for (int i = 0; i < 3; i++)
-        replace(&frames[i], Py_NewRef(given[i]));
-    Py_RETURN_NONE;
+    }
+    self->admitted = 1;
+    return aio_wake_soon(&self->wakeup) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *coroutine_repr(PyObject *object)
+static PyObject *call_set_exception(PyObject *object, PyObject *error)
 {
-    return PyUnicode_FromFormat("<coroutine object Connection.%s at %p>",
-                                names[(int)((Coroutine *)object)->call], (void *)object);
+    Call *self = (Call *)object;
+
+    self->ended = 1;
+    replace(&self->failure, Py_NewRef(error));
+    return aio_wake_soon(&self->wakeup) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-static PyMethodDef coroutine_methods[] = {
-    {"send", send_method, METH_O, "Run on, with None; StopIteration has the result."},
-    {"throw", throw_method, METH_VARARGS, "Run on with an exception."},
-    {"close", close_method, METH_NOARGS, "End the wait."},
-    {"_set_frames", set_frames, METH_VARARGS | METH_STATIC,
-     "Set what `cr_frame` is of send, recv and __anext__."},
+static PyMethodDef call_methods[] = {
+    {"header", call_header, METH_VARARGS,
+     "The header of its REQUEST frame, with the seconds that are left or None, and flags."},
+    {"done", call_done, METH_NOARGS, "Whether it does not wait for the grant any more."},
+    {"set_result", call_set_result, METH_O, "The grant has room for it, and it was counted."},
+    {"set_exception", call_set_exception, METH_O, "Have it raise while it waits for the grant."},
+    {"call_instead", call_call_instead, METH_O,
+     "Have a function called in place of the task when the call has ended; or None."},
     {NULL, NULL, 0, NULL},
 };
 
-/* All that a coroutine of Python has; cr_state as of 3.15. */
-static PyGetSetDef coroutine_getset[] = {
-    {"__name__", get_name, NULL, "The method that made it.", NULL},
-    {"__qualname__", get_qualname, NULL, "The same, with the class.", NULL},
-    {"cr_await", get_await, NULL, "What it waits on, or None.", NULL},
-    {"cr_code", get_code, NULL, "The code of its frame: its name, file and line.", NULL},
-    {"cr_frame", get_frame, NULL, "A frame without variables, until it is over; then None.", NULL},
-    {"cr_origin", get_origin, NULL, "None.", NULL},
-    {"cr_running", get_running, NULL, "Whether it runs.", NULL},
-    {"cr_state", get_state, NULL, "As inspect.getcoroutinestate tells.", NULL},
-    {"cr_suspended", get_suspended, NULL, "Whether it waits.", NULL},
+static PyGetSetDef call_getset[] = {
+    {"answer", call_answer, NULL, "The answer that has come and was not taken, or None.", NULL},
+    {"sent", call_sent, NULL, "Whether its frame does not wait in line any more.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyType_Slot coroutine_slots[] = {
-    {Py_tp_traverse, coroutine_traverse},
-    {Py_tp_clear, coroutine_clear},
-    {Py_tp_dealloc, coroutine_dealloc},
-    {Py_tp_finalize, coroutine_finalize},
-    {Py_tp_repr, coroutine_repr},
-    {Py_am_await, coroutine_await},
-    {Py_am_send, coroutine_send},
-    {Py_tp_iter, PyObject_SelfIter},
-    {Py_tp_iternext, coroutine_next},
-    {Py_tp_methods, coroutine_methods},
-    {Py_tp_getset, coroutine_getset},
-    {Py_tp_doc, "A send or a receive of a connection, awaited by one task."},
+static PyMemberDef call_members[] = {
+    {"_asyncio_future_blocking", T_BOOL, offsetof(Wakeup, blocking), 0, NULL},
+    {"_loop", T_OBJECT, offsetof(Wakeup, loop), READONLY, NULL},
+    {"number", T_UINT, offsetof(Call, number), READONLY, NULL},
+    {"size", T_ULONGLONG, offsetof(Call, size), READONLY, NULL},
+    {"deadline", T_DOUBLE, offsetof(Call, deadline), READONLY, NULL},
+    {"timeout", T_DOUBLE, offsetof(Call, timeout), READONLY, NULL},
+    {"ended", T_BOOL, offsetof(Call, ended), READONLY, NULL},
+    {"abandoned", T_BOOL, offsetof(Call, abandoned), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot call_slots[] = {
+    {Py_tp_traverse, call_traverse},
+    {Py_tp_clear, call_clear},
+    {Py_tp_dealloc, call_dealloc},
+    {Py_am_await, call_await},
+    {Py_am_send, aio_call_step},
+    {Py_tp_iternext, call_next},
+    {Py_tp_methods, call_methods},
+    {Py_tp_getset, call_getset},
+    {Py_tp_members, call_members},
+    {Py_tp_doc, "A request that the peer has not answered; awaited by one task."},
     {0, NULL},
 };
 
-PyType_Spec aio_coroutine_spec = {
-    .name = "aiordma._core.Coroutine",
-    .basicsize = sizeof(Coroutine),
+PyType_Spec aio_call_spec = {
+    .name = "aiordma._core.Call",
+    .basicsize = sizeof(Call),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = coroutine_slots,
+    .slots = call_slots,
 };
 
-/* Messages: the iterator of `async for`, which calls no method of Python for each message. */
+/* CallTable */
 
-static int messages_traverse(PyObject *object, visitproc visit, void *arg)
+static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
+    static char *names[] = {"owner", "exchange", "calls", "bytes", "abandoned", "state", NULL};
+    unsigned long long calls, bytes;
+    unsigned int abandoned;
+    PyObject *owner, *exchange, *state = Py_None;
+    CallTable *self;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOKKI|O", names, &owner, &exchange, &calls,
+                                     &bytes, &abandoned, &state))
+        return NULL;
+    if (state != Py_None && !Py_IS_TYPE(state, aio_message_state_type)) {
+        PyErr_SetString(PyExc_TypeError, "a MessageState is needed");
+        return NULL;
+    }
+    self = (CallTable *)PyType_GenericAlloc(type, 0);
+    if (!self)
+        return NULL;
+    self->calls = PyDict_New();
+    self->owner = Py_NewRef(owner);
+    self->exchange = Py_NewRef(exchange);
+    self->grant = (struct aio_grant){.most_calls = calls, .most_bytes = bytes};
+    self->most_abandoned = abandoned;
+    self->due = INFINITY;
+    if (!self->calls) {
+        Py_DECREF((PyObject *)self);
+        return NULL;
+    }
+    if (state != Py_None) {
+        self->state = (MessageState *)Py_NewRef(state);
+        replace((PyObject **)&self->state->requests, Py_NewRef((PyObject *)self));
+    }
+    return (PyObject *)self;
+}
+
+static int table_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    CallTable *self = (CallTable *)object;
+
     Py_VISIT(Py_TYPE(object));
-    Py_VISIT(((Messages *)object)->state);
-    Py_VISIT(((Messages *)object)->connection);
+    Py_VISIT((PyObject *)self->state);
+    Py_VISIT(self->owner);
+    Py_VISIT(self->exchange);
+    Py_VISIT((PyObject *)self->served);
+    Py_VISIT(self->calls);
+    for (Call *call = self->first; call; call = call->next)
+        Py_VISIT((PyObject *)call);
     return 0;
 }
 
-static int messages_clear(PyObject *object)
+/* Take the first of the calls that have ended; NULL if there is none. */
+static Call *table_next_ended(CallTable *self)
 {
-    replace(&((Messages *)object)->state, NULL);
-    replace(&((Messages *)object)->connection, NULL);
+    Call *call = self->first;
+
+    if (!call)
+        return NULL;
+    self->first = call->next;
+    if (!self->first)
+        self->last = NULL;
+    call->next = NULL;
+    return call;
+}
+
+static int table_clear(PyObject *object)
+{
+    CallTable *self = (CallTable *)object;
+    Call *call;
+
+    while ((call = table_next_ended(self)))
+        Py_DECREF((PyObject *)call);
+    replace((PyObject **)&self->state, NULL);
+    replace(&self->owner, NULL);
+    replace(&self->exchange, NULL);
+    replace((PyObject **)&self->served, NULL);
+    replace(&self->calls, NULL);
     return 0;
 }
 
-static void messages_dealloc(PyObject *object)
+static void table_dealloc(PyObject *object)
 {
     PyObject_GC_UnTrack(object);
-    messages_clear(object);
+    table_clear(object);
     aio_free(object);
 }
 
-static PyObject *messages_next(PyObject *object)
+/* The call with a number, a reference that is the table's; NULL, perhaps with an exception. */
+static Call *table_find(CallTable *self, uint32_t number)
 {
-    return aio_iterating(((Messages *)object)->state, ((Messages *)object)->connection);
+    PyObject *key = self->calls ? PyLong_FromUnsignedLong(number) : NULL;
+    PyObject *call = key ? PyDict_GetItemWithError(self->calls, key) : NULL;
+
+    Py_XDECREF(key);
+    return (Call *)call;
 }
 
-static PyType_Slot messages_slots[] = {
-    {Py_tp_traverse, messages_traverse},
-    {Py_tp_clear, messages_clear},
-    {Py_tp_dealloc, messages_dealloc},
-    {Py_am_aiter, PyObject_SelfIter},
-    {Py_am_anext, messages_next},
-    {Py_tp_doc, "The messages of a connection, for `async for`."},
+/* Take a call out of the table; 0, or -1 with an exception. */
+static int table_forget(CallTable *self, const Call *call)
+{
+    PyObject *key = PyLong_FromUnsignedLong(call->number);
+    int code = key ? PyDict_DelItem(self->calls, key) : -1;
+
+    Py_XDECREF(key);
+    return code;
+}
+
+/* A call that has no number yet; NULL with an exception. */
+static Call *call_new(PyObject *loop, double deadline, double timeout)
+{
+    Call *call = (Call *)PyType_GenericAlloc(aio_call_type, 0);
+
+    if (!call)
+        return NULL;
+    call->wakeup.loop = Py_NewRef(loop);
+    call->deadline = deadline;
+    call->timeout = timeout;
+    return call;
+}
+
+/* Give a call the next number that is free, and a place in the table; 0, or -1. */
+static int table_enter(CallTable *self, Call *call, uint64_t size)
+{
+    PyObject *key = NULL;
+    int taken = 1;
+
+    while (taken > 0) {
+        self->number = (self->number + 1) % AIO_ANSWER_BODY;
+        Py_XDECREF(key);
+        key = PyLong_FromUnsignedLong(self->number);
+        taken = key && self->calls ? PyDict_Contains(self->calls, key) : -1;
+    }
+    call->size = size;
+    call->number = self->number;
+    if (!taken)
+        taken = PyDict_SetItem(self->calls, key, (PyObject *)call);
+    else if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_RuntimeError, "the table is gone");
+    Py_XDECREF(key);
+    return taken;
+}
+
+/* Note the end of a call: with an answer or a failure, of which a reference is stolen, or none. */
+static void table_note_end(CallTable *self, Call *call, PyObject *message, PyObject *failure)
+{
+    if (call->ended) {
+        Py_XDECREF(message);
+        Py_XDECREF(failure);
+        return;
+    }
+    call->ended = 1;
+    call->message = message;
+    call->failure = failure;
+    *(self->last ? &self->last->next : &self->first) = (Call *)Py_NewRef((PyObject *)call);
+    self->last = call;
+}
+
+/* The final frame of a call has come; references are stolen, as by table_note_end.  0, or -1. */
+static int table_finish(CallTable *self, Call *call, PyObject *message, PyObject *failure)
+{
+    int code;
+
+    Py_INCREF((PyObject *)call);
+    code = table_forget(self, call);
+    if (code) {
+        Py_XDECREF(message);
+        Py_XDECREF(failure);
+    } else {
+        self->abandoned -= call->abandoned != 0;
+        self->steps = 0;
+        grant_give_back(&self->grant, call->size);
+        table_note_end(self, call, message, failure);
+    }
+    Py_DECREF((PyObject *)call);
+    return code;
+}
+
+/* Resume the task of a call that has ended, wherever it waits: 1, 0 if it does not, -1. */
+static int call_resume(Call *self, int soon)
+{
+    QueuedSend *queued = self->queued;
+    int woken;
+
+    if (!queued)
+        return aio_wake_or_soon(&self->wakeup, soon);
+    Py_INCREF((PyObject *)queued);
+    aio_line_leave(queued);
+    woken = aio_wake_or_soon(&queued->wakeup, soon);
+    Py_DECREF((PyObject *)queued);
+    return woken;
+}
+
+/*
+ * Resume the tasks whose calls have ended: now, or `soon`, by the loop.  0, or -1 with the
+ * exception of the first task that has raised one, after which the loop resumes the others.
+ */
+static int table_resume(CallTable *self, int soon)
+{
+    PyObject *type = NULL, *value = NULL, *traceback = NULL;
+    Call *call;
+    int failed = 0;
+
+    while ((call = table_next_ended(self))) {
+        PyObject *told;
+        int code = 0;
+
+        if (call->instead) {
+            told = PyObject_CallNoArgs(call->instead);
+            code = told ? 0 : -1;
+            Py_XDECREF(told);
+        } else if (call_resume(call, soon || failed) < 0) {
+            code = -1;
+        }
+        Py_DECREF((PyObject *)call);
+        if (code && !failed) {
+            PyErr_Fetch(&type, &value, &traceback);
+            failed = 1;
+        } else if (code) {
+            PyErr_Clear();
+        }
+    }
+    if (failed)
+        PyErr_Restore(type, value, traceback);
+    return failed ? -1 : 0;
+}
+
+/* Going out */
+
+/* The time of the loop, or -1 with an exception. */
+static double time_of(PyObject *loop)
+{
+    PyObject *time = PyObject_CallMethodObjArgs(loop, aio_name.time, NULL);
+    double seconds = time ? PyFloat_AsDouble(time) : -1;
+
+    Py_XDECREF(time);
+    return seconds;
+}
+
+/* Post the frame of a call, or have it wait in line: 0, an errno, AIO_FOR_PYTHON or AIO_RAISED. */
+static int post_call(MessageState *state, Call *call, const struct aio_pieces *pieces,
+                     uint64_t microseconds)
+{
+    struct aio_request_header header = {
+        .kind = AIO_REQUEST, .number = call->number, .argument = microseconds};
+    uint8_t bytes[AIO_REQUEST_HEADER];
+    struct aio_bytes frame = {.piece = {bytes, sizeof(bytes)}, .more = pieces->pieces};
+
+    request_pack(bytes, &header);
+    return aio_send_or_queue(state, &frame, sizeof(bytes) + pieces->length, &call->queued);
+}
+
+/* Send a call whose bytes are open, and which is counted: as aio_call_begin. */
+static int call_send(CallTable *self, Call *call, const struct aio_pieces *pieces, double seconds)
+{
+    int code;
+
+    if (table_enter(self, call, pieces->length)) {
+        grant_give_back(&self->grant, pieces->length);
+        return AIO_RAISED;
+    }
+    code = post_call(self->state, call, pieces, call->tell ? request_microseconds(seconds) : 0);
+    if (code && code != AIO_RAISED) { /* nothing was sent: Python tries again */
+        grant_give_back(&self->grant, call->size);
+        if (table_forget(self, call))
+            code = AIO_RAISED;
+    }
+    return code;
+}
+
+/* Have a call wait in line for the grant: AIO_OK, or AIO_RAISED. */
+static int call_line_up(CallTable *self, Call *call, PyObject *data, uint64_t size)
+{
+    PyObject *told;
+
+    call->data = Py_NewRef(data);
+    call->size = size;
+    told = PyObject_CallMethod(self->owner, "_line_up", "O", (PyObject *)call);
+    Py_XDECREF(told);
+    return told ? AIO_OK : AIO_RAISED;
+}
+
+/* Send a new call, or have it wait in line: as aio_call_begin. */
+static int call_send_or_line_up(CallTable *self, Call *call, PyObject *data)
+{
+    struct aio_pieces pieces;
+    int waits, code = aio_pieces_open(&pieces, data);
+    uint64_t size = pieces.length;
+
+    if (code)
+        return code;
+    waits =
+        self->in_line || self->abandoned >= self->most_abandoned || !grant_fits(&self->grant, size);
+    if (self->failed ||
+        size + AIO_REQUEST_HEADER > (uint64_t)connection_eager_size(self->state->connection)) {
+        code = AIO_FOR_PYTHON;
+    } else if (!waits) {
+        grant_take(&self->grant, size);
+        code = call_send(self, call, &pieces, call->timeout);
+    }
+    aio_pieces_close(&pieces);
+    return code || !waits ? code : call_line_up(self, call, data, size);
+}
+
+/* Have Python's timer ring for a deadline that is earlier: AIO_OK, or AIO_RAISED. */
+static int table_ring_at(const CallTable *self, double deadline)
+{
+    PyObject *told;
+
+    if (deadline >= self->due || !self->owner)
+        return AIO_OK;
+    told = PyObject_CallMethod(self->owner, "_ring_at", "d", deadline);
+    Py_XDECREF(told);
+    return told ? AIO_OK : AIO_RAISED;
+}
+
+int aio_call_go(CallTable *self, Call *call, double *left)
+{
+    PyObject *data = call->data;
+    struct aio_pieces pieces;
+    int code = AIO_RAISED;
+
+    call->data = NULL;
+    call->admitted = 0;
+    aio_wakeup_forget(&call->wakeup);
+    *left = call->deadline < INFINITY ? call->deadline - time_of(call->wakeup.loop) : INFINITY;
+    if (!PyErr_Occurred() && !table_ring_at(self, call->deadline))
+        code = aio_pieces_open(&pieces, data);
+    if (!code && pieces.length == call->size && !self->failed) {
+        code = call_send(self, call, &pieces, *left);
+        aio_pieces_close(&pieces);
+    } else { /* the program has changed its buffer, or the connection is over */
+        grant_give_back(&self->grant, call->size);
+        if (!code)
+            aio_pieces_close(&pieces);
+        code = code == AIO_RAISED ? AIO_RAISED : AIO_FOR_PYTHON;
+    }
+    Py_DECREF(data);
+    return code == AIO_FOR_PYTHON ? AIO_NO_ROOM : code;
+}
+
+/*
+ * The call is made before its bytes are opened: up to Python 3.11 the collector may then run a
+ * function of the program, and of some objects the bytes are not exported (pieces.c).
+ */
+int aio_call_begin(CallTable *self, PyObject *data, double timeout, int tell, PyObject **begun)
+{
+    MessageState *state = self->state;
+    PyObject *loop;
+    Call *call;
+    double deadline = INFINITY;
+    int code;
+
+    if (!state || timeout <= 0 || PyList_CheckExact(data) || PyTuple_CheckExact(data))
+        return AIO_FOR_PYTHON;
+    code = aio_is_elsewhere(state);
+    if (code)
+        return code < 0 ? AIO_RAISED : AIO_FOR_PYTHON;
+    loop = state->receive_wakeup->wakeup.loop;
+    if (timeout < INFINITY) {
+        deadline = time_of(loop) + timeout;
+        if (PyErr_Occurred())
+            return AIO_RAISED;
+        if (deadline < self->due) /* Python sets the timer */
+            return AIO_FOR_PYTHON;
+    }
+    call = call_new(loop, deadline, timeout);
+    if (!call)
+        return AIO_RAISED;
+    call->tell = (char)tell;
+    code = call_send_or_line_up(self, call, data);
+    if (!code || (code == AIO_RAISED && table_find(self, call->number) == call))
+        *begun = (PyObject *)call;
+    else
+        Py_DECREF((PyObject *)call);
+    return code;
+}
+
+/* Coming in */
+
+/* Give a frame that is not processed here to Python: 1; 0 if there is none; -1. */
+static int leave_frame_to_python(const CallTable *self)
+{
+    PyObject *told;
+    int more;
+
+    if (!self->exchange)
+        return 0;
+    told = PyObject_CallMethodObjArgs(self->exchange, aio_name.read_next, NULL);
+    more = told ? told == Py_True : -1;
+    Py_XDECREF(told);
+    return more;
+}
+
+/* A failure after which no further frame is read: Python ends the connection.  1, or AIO_RAISED. */
+static int fail_requests(const CallTable *self)
+{
+    PyObject *error = aio_raised(), *told = NULL;
+
+    if (self->exchange && error)
+        told = PyObject_CallMethod(self->exchange, "_broken", "O", error);
+    Py_XDECREF(error);
+    Py_XDECREF(told);
+    return told ? 1 : AIO_RAISED;
+}
+
+/* A request of the peer has come, and its body is copied: 1, or AIO_RAISED. */
+static int request_admit(CallTable *self, const struct aio_request_header *header, PyObject *body)
+{
+    int code = self->served
+                   ? aio_request_arrived(self->served, header->number, header->argument, body)
+                   : AIO_FOR_PYTHON;
+    PyObject *told;
+
+    if (code != AIO_FOR_PYTHON)
+        return code ? fail_requests(self) : 1;
+    told = PyObject_CallMethod(self->exchange, "on_request", "IKO", header->number,
+                               (unsigned long long)header->argument, body);
+    Py_XDECREF(told);
+    return told ? 1 : AIO_RAISED;
+}
+
+/*
+ * Process the oldest message, if it is a REQUEST or an ANSWER in a slot of its own, and its body is
+ * copied: 1; 0 if there is none, and the next is told; AIO_FOR_PYTHON, and nothing has changed; or
+ * AIO_RAISED.
+ */
+static int process_first(CallTable *self)
+{
+    MessageState *state = self->state;
+    struct aio_connection *c = state->connection;
+    const struct aio_arrival *first = connection_first(c);
+    struct aio_request_header header;
+    const char *bytes;
+    PyObject *body;
+    Call *call = NULL;
+    int code;
+
+    if (!first)
+        return connection_begin_receive(c) == AIO_RECEIVE_WAIT ? 0 : AIO_FOR_PYTHON;
+    if (first->large || first->more || first->landing || first->has_imm)
+        return AIO_FOR_PYTHON;
+    bytes = connection_first_bytes(c);
+    if (!request_parse((const uint8_t *)bytes, first->length, &header))
+        return AIO_FOR_PYTHON;
+    if (header.kind == AIO_ANSWER && !(call = table_find(self, header.number)))
+        return PyErr_Occurred() ? AIO_RAISED : AIO_FOR_PYTHON;
+    Py_XINCREF((PyObject *)call);
+    body = aio_message_copied(bytes + AIO_REQUEST_HEADER,
+                              (Py_ssize_t)(first->length - AIO_REQUEST_HEADER));
+    /* The collector may run a function of the program in an allocation, which aborts. */
+    if (!body || connection_first(c) != first) {
+        Py_XDECREF((PyObject *)call);
+        Py_XDECREF(body);
+        return body ? AIO_FOR_PYTHON : AIO_RAISED;
+    }
+    aio_release_slot(state, connection_drop_first(c));
+    if (call) {
+        code = table_finish(self, call, body, NULL);
+        Py_DECREF((PyObject *)call);
+        return code ? AIO_RAISED : 1;
+    }
+    code = request_admit(self, &header, body);
+    Py_DECREF(body);
+    return code;
+}
+
+/* Have Python let in those that wait in line, if a call has ended. */
+static int let_in(const CallTable *self)
+{
+    PyObject *told;
+
+    if (!self->in_line || !self->owner)
+        return 0;
+    told = PyObject_CallMethod(self->owner, "_let_in", NULL);
+    Py_XDECREF(told);
+    return told ? 0 : -1;
+}
+
+int aio_requests_deliver(CallTable *self, int soon)
+{
+    int code = 1;
+
+    Py_INCREF((PyObject *)self);
+    while (code > 0 && self->state && !self->failed) {
+        code = process_first(self);
+        if (code == AIO_RAISED && PyErr_ExceptionMatches(PyExc_MemoryError)) {
+            PyErr_Clear(); /* Python meets it, too, and ends the connection */
+            code = AIO_FOR_PYTHON;
+        }
+        if (code == AIO_FOR_PYTHON)
+            code = leave_frame_to_python(self);
+    }
+    if (!code)
+        code = let_in(self);
+    if (code < 0) { /* its task, or the loop, raises; the others go on */
+        PyObject *type, *value, *traceback;
+
+        PyErr_Fetch(&type, &value, &traceback);
+        if (table_resume(self, 1))
+            PyErr_Clear();
+        PyErr_Restore(type, value, traceback);
+        code = -1;
+    } else {
+        code = table_resume(self, soon);
+    }
+    Py_DECREF((PyObject *)self);
+    return code;
+}
+
+/* For Python */
+
+static PyObject *table_fits(PyObject *object, PyObject *size)
+{
+    CallTable *self = (CallTable *)object;
+    unsigned long long bytes = PyLong_AsUnsignedLongLong(size);
+
+    if (PyErr_Occurred())
+        return NULL;
+    return PyBool_FromLong(self->abandoned < self->most_abandoned &&
+                           grant_fits(&self->grant, bytes));
+}
+
+static PyObject *table_take(PyObject *object, PyObject *size)
+{
+    unsigned long long bytes = PyLong_AsUnsignedLongLong(size);
+
+    if (PyErr_Occurred())
+        return NULL;
+    grant_take(&((CallTable *)object)->grant, bytes);
+    Py_RETURN_NONE;
+}
+
+static PyObject *table_give_back(PyObject *object, PyObject *size)
+{
+    unsigned long long bytes = PyLong_AsUnsignedLongLong(size);
+
+    if (PyErr_Occurred())
+        return NULL;
+    grant_give_back(&((CallTable *)object)->grant, bytes);
+    Py_RETURN_NONE;
+}
+
+static PyObject *table_set_grant(PyObject *object, PyObject *args)
+{
+    unsigned long long calls, bytes;
+
+    if (!PyArg_ParseTuple(args, "KK", &calls, &bytes))
+        return NULL;
+    ((CallTable *)object)->grant.most_calls = calls;
+    ((CallTable *)object)->grant.most_bytes = bytes;
+    Py_RETURN_NONE;
+}
+
+static PyObject *table_enter_method(PyObject *object, PyObject *args)
+{
+    unsigned long long size;
+    double deadline, timeout;
+    PyObject *loop;
+    Call *call;
+
+    if (!PyArg_ParseTuple(args, "OKdd", &loop, &size, &deadline, &timeout))
+        return NULL;
+    call = call_new(loop, deadline, timeout);
+    if (call && table_enter((CallTable *)object, call, size))
+        replace((PyObject **)&call, NULL);
+    return (PyObject *)call;
+}
+
+/* number_from(number): the next call gets this number, or the next one that is free. */
+static PyObject *table_number_from(PyObject *object, PyObject *number)
+{
+    unsigned long first = PyLong_AsUnsignedLong(number);
+
+    if (PyErr_Occurred())
+        return NULL;
+    ((CallTable *)object)->number = (uint32_t)(first - 1) % AIO_ANSWER_BODY;
+    Py_RETURN_NONE;
+}
+
+static PyObject *table_find_method(PyObject *object, PyObject *number)
+{
+    unsigned long key = PyLong_AsUnsignedLong(number);
+    Call *call = PyErr_Occurred() ? NULL : table_find((CallTable *)object, (uint32_t)key);
+
+    if (!call && PyErr_Occurred())
+        return NULL;
+    return Py_NewRef(call ? (PyObject *)call : Py_None);
+}
+
+/* Whether an object is a call of the table; -1 with an exception. */
+static int has_call(CallTable *self, PyObject *object)
+{
+    Call *found;
+
+    if (!Py_IS_TYPE(object, aio_call_type)) {
+        PyErr_SetString(PyExc_TypeError, "a Call is needed");
+        return -1;
+    }
+    found = table_find(self, ((Call *)object)->number);
+    return !found && PyErr_Occurred() ? -1 : (PyObject *)found == object;
+}
+
+static PyObject *table_finish_method(PyObject *object, PyObject *args)
+{
+    PyObject *call, *message, *failure;
+    int has;
+
+    if (!PyArg_ParseTuple(args, "OOO", &call, &message, &failure))
+        return NULL;
+    has = has_call((CallTable *)object, call);
+    if (has < 0 || (has && table_finish((CallTable *)object, (Call *)call,
+                                        message == Py_None ? NULL : Py_NewRef(message),
+                                        failure == Py_None ? NULL : Py_NewRef(failure))))
+        return NULL;
+    return PyBool_FromLong(has);
+}
+
+static PyObject *table_end(PyObject *object, PyObject *args)
+{
+    PyObject *call, *failure;
+
+    if (!PyArg_ParseTuple(args, "O!O", aio_call_type, &call, &failure))
+        return NULL;
+    table_note_end((CallTable *)object, (Call *)call, NULL, Py_NewRef(failure));
+    Py_RETURN_NONE;
+}
+
+/* abandon(call, sent): its task waits no more; if nothing was sent, the number is free again.
+ * Whether the peer is to be told. */
+static PyObject *table_abandon(PyObject *object, PyObject *args)
+{
+    CallTable *self = (CallTable *)object;
+    PyObject *call;
+    int sent, has;
+
+    if (!PyArg_ParseTuple(args, "Op", &call, &sent))
+        return NULL;
+    has = has_call(self, call);
+    if (has < 0)
+        return NULL;
+    if (((Call *)call)->admitted)
+        grant_give_back(&self->grant, ((Call *)call)->size);
+    ((Call *)call)->admitted = 0;
+    replace(&((Call *)call)->data, NULL);
+    if (((Call *)call)->queued) {
+        aio_line_leave(((Call *)call)->queued);
+        replace((PyObject **)&((Call *)call)->queued, NULL);
+        sent = 0;
+    }
+    ((Call *)call)->ended = 1;
+    if (!has)
+        Py_RETURN_FALSE;
+    if (!sent) {
+        grant_give_back(&self->grant, ((Call *)call)->size);
+        return table_forget(self, (Call *)call) ? NULL : Py_NewRef(Py_False);
+    }
+    if (!((Call *)call)->abandoned)
+        self->abandoned++;
+    ((Call *)call)->abandoned = 1;
+    Py_RETURN_TRUE;
+}
+
+/* step(): count a step of the time in which the peer has to end an abandoned call: the steps in a
+ * row without a final frame.  While other calls are in progress, it may be busy with those. */
+static PyObject *table_step(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    CallTable *self = (CallTable *)object;
+
+    self->steps = self->abandoned == (uint32_t)PyDict_Size(self->calls) ? self->steps + 1 : 0;
+    return PyLong_FromUnsignedLong(self->steps);
+}
+
+static PyObject *table_begin_steps(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    ((CallTable *)object)->steps = 0;
+    Py_RETURN_NONE;
+}
+
+static PyObject *table_set_due(PyObject *object, PyObject *value)
+{
+    double due = PyFloat_AsDouble(value);
+
+    if (PyErr_Occurred())
+        return NULL;
+    ((CallTable *)object)->due = due;
+    Py_RETURN_NONE;
+}
+
+static PyObject *table_set_line(PyObject *object, PyObject *value)
+{
+    int in_line = PyObject_IsTrue(value);
+
+    if (in_line < 0)
+        return NULL;
+    ((CallTable *)object)->in_line = (char)in_line;
+    Py_RETURN_NONE;
+}
+
+/* serve(table): the requests of the peer. */
+static PyObject *table_serve(PyObject *object, PyObject *served)
+{
+    if (!PyObject_TypeCheck(served, aio_request_table_type)) {
+        PyErr_SetString(PyExc_TypeError, "a RequestTable is needed");
+        return NULL;
+    }
+    replace((PyObject **)&((CallTable *)object)->served, Py_NewRef(served));
+    Py_RETURN_NONE;
+}
+
+static PyObject *table_list(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    return PyDict_Values(((CallTable *)object)->calls);
+}
+
+/*
+ * close(): the connection is over; the calls, which the caller ends.  Nothing refers to the owner
+ * any more, so that all are freed with their last references.
+ */
+static PyObject *table_close(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    CallTable *self = (CallTable *)object;
+    PyObject *calls = PyDict_Values(self->calls);
+
+    if (!calls)
+        return NULL;
+    self->failed = 1;
+    self->in_line = 0;
+    PyDict_Clear(self->calls);
+    replace(&self->owner, NULL);
+    replace(&self->exchange, NULL);
+    replace((PyObject **)&self->served, NULL);
+    if (self->state && self->state->requests == self)
+        replace((PyObject **)&self->state->requests, NULL);
+    return calls;
+}
+
+static PyObject *table_resume_method(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    CallTable *self = (CallTable *)object;
+
+    return table_resume(self, !self->state || self->state->soon) ? NULL : Py_NewRef(Py_None);
+}
+
+static Py_ssize_t table_length(PyObject *object)
+{
+    return PyDict_Size(((CallTable *)object)->calls);
+}
+
+static PyMethodDef table_methods[] = {
+    {"fits", table_fits, METH_O, "Whether a call of so many bytes may go out."},
+    {"take", table_take, METH_O, "Count a call of so many bytes against the grant."},
+    {"give_back", table_give_back, METH_O, "Undo `take`, for a call that is not in the table."},
+    {"set_grant", table_set_grant, METH_VARARGS, "What the peer has granted: calls, bytes."},
+    {"enter", table_enter_method, METH_VARARGS,
+     "A call with a number: loop, bytes, deadline, timeout; `take` was called for it."},
+    {"number_from", table_number_from, METH_O, "The number of the next call, if it is free."},
+    {"find", table_find_method, METH_O, "The call with a number, or None."},
+    {"finish", table_finish_method, METH_VARARGS,
+     "The final frame of a call has come: call, answer or None, exception or None."},
+    {"end", table_end, METH_VARARGS, "Have a call raise an exception: call, exception."},
+    {"abandon", table_abandon, METH_VARARGS,
+     "The task of a call waits no more: call, whether it was sent; whether the peer is to be "
+     "told."},
+    {"step", table_step, METH_NOARGS,
+     "Count a step in which the peer has ended no call, while all are abandoned; the steps."},
+    {"begin_steps", table_begin_steps, METH_NOARGS, "Count the steps anew."},
+    {"set_due", table_set_due, METH_O, "The time at which a timer rings for the deadlines."},
+    {"set_line", table_set_line, METH_O, "Whether tasks wait in line."},
+    {"serve", table_serve, METH_O, "The RequestTable that gets the peer's requests."},
+    {"calls", table_list, METH_NOARGS, "The calls, as a list."},
+    {"close", table_close, METH_NOARGS, "No call goes out any more; the calls in progress."},
+    {"resume", table_resume_method, METH_NOARGS,
+     "Resume the tasks whose calls have ended; while no task is running."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef table_members[] = {
+    {"abandoned", T_UINT, offsetof(CallTable, abandoned), READONLY, NULL},
+    {"number", T_UINT, offsetof(CallTable, number), READONLY, NULL},
+    {"due", T_DOUBLE, offsetof(CallTable, due), READONLY, NULL},
+    {"taken", T_ULONGLONG, offsetof(CallTable, grant.calls), READONLY, NULL},
+    {"taken_bytes", T_ULONGLONG, offsetof(CallTable, grant.bytes), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot table_slots[] = {
+    {Py_tp_new, table_new},
+    {Py_tp_traverse, table_traverse},
+    {Py_tp_clear, table_clear},
+    {Py_tp_dealloc, table_dealloc},
+    {Py_mp_length, table_length},
+    {Py_tp_methods, table_methods},
+    {Py_tp_members, table_members},
+    {Py_tp_doc, "The requests of this side of a connection that are not answered."},
     {0, NULL},
 };
 
-PyType_Spec aio_messages_spec = {
-    .name = "aiordma._core.Messages",
-    .basicsize = sizeof(Messages),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = messages_slots,
+PyType_Spec aio_call_table_spec = {
+    .name = "aiordma._core.CallTable",
+    .basicsize = sizeof(CallTable),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = table_slots,
 };
-
-/* Events */
-
-/*
- * A task that was resumed, or the handler, raised: SystemExit and KeyboardInterrupt end the loop.
- * Programs run it again to end their tasks, and the rest is for them.
- */
-static void later(MessageState *self, uint32_t events)
-{
-    PyObject *type, *value, *traceback, *handle = NULL;
-
-    PyErr_Fetch(&type, &value, &traceback);
-    /* Once more if a signal's handler has raised in it; a loop that is closed is of no use here. */
-    for (int tries = 0; !handle && tries < 2; tries++) {
-        PyErr_Clear();
-        handle = PyObject_CallMethod(self->parked->wakeup.loop, "call_soon", "OI", (PyObject *)self,
-                                     (unsigned int)events);
-    }
-    Py_XDECREF(handle);
-    PyErr_Restore(type, value, traceback);
-}
-
-#define FOR_HANDLER (AIO_EVENT_SENT | AIO_EVENT_FRAMES | AIO_EVENT_FAILED | AIO_EVENT_IDLE)
-
-/* Have Python take events; 0, or -1. */
-static int handle(MessageState *self, uint32_t events)
-{
-    PyObject *handler = self->handler;
-
-    return handler && handler != Py_None ? aio_call_with(handler, events) : 0;
-}
-
-/*
- * Slots or credits have come.  Python is called if the line has begun to lack a slot, and when it
- * is empty again.  0; -1 with the exception of a task, -2 with that of the handler.
- */
-static int give_room(MessageState *self)
-{
-    const struct aio_message_state *m = &self->state;
-
-    if (aio_grant(self))
-        return -1;
-    if (self->soon && self->first && aio_message_has_room(m))
-        later(self, AIO_EVENT_ROOM); /* for tasks that come while those are on their way */
-    if ((m->slot_awaited ? !m->queued : aio_message_lacks_slot(m)) && handle(self, AIO_EVENT_ROOM))
-        return -2;
-    return 0;
-}
-
-/* `late`: the handler has raised already, and is not called for ever. */
-static int give_events(MessageState *self, uint32_t events, int late)
-{
-    if (events & FOR_HANDLER && handle(self, events & FOR_HANDLER)) {
-        later(self, late ? events & ~(uint32_t)FOR_HANDLER : events);
-        return -1;
-    }
-    if (events & AIO_EVENT_ROOM) {
-        int given = give_room(self);
-
-        if (given) {
-            events &= AIO_EVENT_ROOM | AIO_EVENT_OPERATED | AIO_EVENT_ARRIVED;
-            later(self, late && given == -2 ? events & ~(uint32_t)AIO_EVENT_ROOM : events);
-            return -1;
-        }
-    }
-    if (events & AIO_EVENT_OPERATED && aio_operations_done(self)) {
-        later(self, events & (AIO_EVENT_OPERATED | AIO_EVENT_ARRIVED));
-        return -1;
-    }
-    if (events & AIO_EVENT_ARRIVED) {
-        int woken = aio_wake_or_soon(&self->parked->wakeup, self->soon);
-
-        if (woken < 0) {
-            later(self, AIO_EVENT_ARRIVED);
-            return -1;
-        }
-        if (!woken) {
-            PyObject *told = PyObject_CallMethodObjArgs(self->receiver, aio_name.on_arrival, NULL);
-
-            Py_XDECREF(told);
-            return told ? 0 : -1;
-        }
-        /* Nothing that the program has sent in answer took the credit along. */
-        if (is_put_off(&self->state)) {
-            aio_give_credit(&self->state);
-            if (self->state.error)
-                return handle(self, AIO_EVENT_FAILED);
-        }
-    }
-    return 0;
-}
-
-/* Post the chain, after the events, whose result is `rc`: 0, or -1 with the exception of `rc`. */
-static int flush(MessageState *self, int rc)
-{
-    PyObject *type, *value, *traceback;
-    int code;
-
-    PyErr_Fetch(&type, &value, &traceback);
-    code = aio_message_flush(&self->state);
-    PyErr_Restore(type, value, traceback);
-    if (!code)
-        return rc;
-    if (!self->state.error)
-        self->state.error = code;
-    if (!rc)
-        return handle(self, AIO_EVENT_FAILED);
-    later(self, AIO_EVENT_FAILED);
-    return rc;
-}
-
-/*
- * Messages have arrived, operations have ended; nothing else of the program is running.  Without
- * events the turn of the loop has ended.
- */
-int aio_message_events(MessageState *self, uint32_t events, int late)
-{
-    struct aio_message_state *m = &self->state;
-    int rc;
-
-    if (aio_turn.thread == self->thread)
-        aio_turn.loop = self->parked->wakeup.loop;
-    m->delivering = 1;
-    m->turn_flushes &= events != 0;
-    rc = give_events(self, events, late);
-    aio_turn.loop = NULL;
-    m->delivering = m->in_a_row = 0;
-    return m->n_unposted ? flush(self, rc) : rc;
-}

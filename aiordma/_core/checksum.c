@@ -1,201 +1,128 @@
 /*
  * CRC32C (Castagnoli): the checksum of large messages, as iSCSI has it (RFC 3720, B.4).
  *
- * The processor's instruction takes 8 bytes, and its result is there after three cycles; a new sum
- * can begin in each.  So three blocks that lie one behind the other are summed at a time, and then
- * combined: to shift a sum over the bytes of a block is a linear map, for which there are tables. A
- * processor without the instruction has eight tables, for eight bytes at a time.
+ * The processor's instruction takes 8 bytes.  Its result is ready after three cycles, but another
+ * sum can begin in each of them.  So three adjacent blocks are summed side by side, which is three
+ * times as fast (27 GB/s, where one chain reaches 9), and then joined.  Joining needs the sum that
+ * a sum becomes when a block of zeros follows: a linear map, for which there is a table.  Without
+ * the instruction, such tables do all the work, for eight bytes at a time.
  */
 #include "core.h"
 
-#if defined(__aarch64__)
+#if defined(__x86_64__)
+#include <nmmintrin.h>
+#define AIO_CRC_TARGET       __attribute__((target("sse4.2")))
+#define AIO_CRC_8(crc, word) _mm_crc32_u64(crc, word)
+#elif defined(__aarch64__)
+#include <arm_acle.h>
 #include <sys/auxv.h>
-#ifndef HWCAP_CRC32
-#define HWCAP_CRC32 (1 << 7)
-#endif
-#endif
-
-#define AIO_CRC_POLY  0x82F63B78u /* bits reflected */
-#define AIO_CRC_LONG  8192        /* bytes of a block; a power of two, as the next */
-#define AIO_CRC_SHORT 256
-
-#if defined(__x86_64__) || defined(__aarch64__)
-#define AIO_CRC_INSTRUCTION 1
-#else
-#define AIO_CRC_INSTRUCTION 0
+#define AIO_CRC_TARGET       __attribute__((target("+crc")))
+#define AIO_CRC_8(crc, word) __crc32cd((uint32_t)crc, word)
 #endif
 
-static struct {
-    int hardware;
-    uint32_t bytes[8][256]; /* sum of a byte with so many zeros behind it */
-    uint32_t over_long[4][256];
-    uint32_t over_short[4][256];
-} aio_crc;
+#define AIO_CRC_BLOCK 4096
 
-/* Product of two polynomials modulo the one of the sum; a is not 0. */
-static uint32_t aio_crc_times(uint32_t a, uint32_t b)
+/* The sum after so many zero bytes, by each byte of the sum before. */
+static uint32_t crc_after_4[4][256], crc_after_8[4][256], crc_after_block[4][256];
+static int crc_has_instruction;
+
+static inline uint32_t crc_look_up(uint32_t table[4][256], uint32_t crc)
 {
-    uint32_t product = 0;
+    return table[0][crc & 0xFF] ^ table[1][crc >> 8 & 0xFF] ^ table[2][crc >> 16 & 0xFF] ^
+           table[3][crc >> 24];
+}
 
-    for (uint32_t bit = 1u << 31;; bit >>= 1) {
-        if (a & bit) {
-            product ^= b;
-            if (!(a & (bit - 1)))
-                return product;
-        }
-        b = b & 1 ? b >> 1 ^ AIO_CRC_POLY : b >> 1;
+/* Fill a table: bit by bit for 4 zeros, and by that table for more. */
+static void crc_fill(uint32_t table[4][256], int zeros)
+{
+    for (int bit = 0; bit < 32; bit++) {
+        uint32_t crc = UINT32_C(1) << bit, *row = table[bit / 8], place = 1u << bit % 8;
+
+        for (int n = 0; zeros == 4 && n < 32; n++)
+            crc = crc & 1 ? crc >> 1 ^ 0x82F63B78 : crc >> 1; /* the polynomial, reflected */
+        for (int n = 0; zeros > 4 && n < zeros; n += 4)
+            crc = crc_look_up(crc_after_4, crc);
+        for (uint32_t value = place; value < 2 * place; value++)
+            row[value] = row[value - place] ^ crc;
     }
 }
 
-/* Fill the tables that shift a sum over `bytes` bytes, a power of two. */
-static void aio_crc_shifts(uint32_t table[4][256], uint32_t bytes)
-{
-    uint32_t power = 1u << 30; /* x */
-
-    for (uint32_t bits = 1; bits < 8 * bytes; bits *= 2)
-        power = aio_crc_times(power, power);
-    for (int k = 0; k < 4; k++)
-        for (uint32_t b = 0; b < 256; b++)
-            table[k][b] = aio_crc_times(power, b << 8 * k);
-}
-
 /*
- * Fill the tables, once, when the module is loaded.  Not by pthread_once: glibc 2.34 gave it a new
- * version, and a wheel that is built there would not load where glibc is older.
+ * Once, when the module is loaded.  Not by pthread_once: glibc 2.34 gave it a new version, and a
+ * wheel that is built there would not load where glibc is older.
  */
 void aio_prepare_checksum(void)
 {
-    for (uint32_t b = 0; b < 256; b++) {
-        uint32_t crc = b;
-
-        for (int bit = 0; bit < 8; bit++)
-            crc = crc & 1 ? crc >> 1 ^ AIO_CRC_POLY : crc >> 1;
-        aio_crc.bytes[0][b] = crc;
-    }
-    for (int k = 1; k < 8; k++)
-        for (uint32_t b = 0; b < 256; b++) {
-            uint32_t before = aio_crc.bytes[k - 1][b];
-
-            aio_crc.bytes[k][b] = before >> 8 ^ aio_crc.bytes[0][before & 0xFF];
-        }
-    aio_crc_shifts(aio_crc.over_long, AIO_CRC_LONG);
-    aio_crc_shifts(aio_crc.over_short, AIO_CRC_SHORT);
+    crc_fill(crc_after_4, 4);
+    crc_fill(crc_after_8, 8);
+    crc_fill(crc_after_block, AIO_CRC_BLOCK);
 #if defined(__x86_64__)
-    aio_crc.hardware = !!__builtin_cpu_supports("sse4.2");
+    crc_has_instruction = __builtin_cpu_supports("sse4.2") != 0;
 #elif defined(__aarch64__)
-    aio_crc.hardware = !!(getauxval(AT_HWCAP) & HWCAP_CRC32);
+    crc_has_instruction = getauxval(AT_HWCAP) >> 7 & 1; /* HWCAP_CRC32 */
 #endif
 }
 
-static uint32_t aio_crc_by_table(uint32_t crc, const uint8_t *at, uint64_t length)
+static inline uint32_t crc_word(const uint8_t *at)
 {
-    for (; length >= 8; at += 8, length -= 8) {
-        crc ^=
-            (uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
-        crc = aio_crc.bytes[7][crc & 0xFF] ^ aio_crc.bytes[6][crc >> 8 & 0xFF] ^
-              aio_crc.bytes[5][crc >> 16 & 0xFF] ^ aio_crc.bytes[4][crc >> 24] ^
-              aio_crc.bytes[3][at[4]] ^ aio_crc.bytes[2][at[5]] ^ aio_crc.bytes[1][at[6]] ^
-              aio_crc.bytes[0][at[7]];
-    }
+    return (uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
+}
+
+static uint32_t crc_by_tables(uint32_t crc, const uint8_t *at, uint64_t length)
+{
+    for (; length >= 8; at += 8, length -= 8)
+        crc = crc_look_up(crc_after_8, crc ^ crc_word(at)) ^
+              crc_look_up(crc_after_4, crc_word(at + 4));
     for (; length; at++, length--)
-        crc = crc >> 8 ^ aio_crc.bytes[0][(crc ^ *at) & 0xFF];
+        crc = crc >> 8 ^ crc_after_4[3][(crc ^ *at) & 0xFF];
     return crc;
 }
 
-#if AIO_CRC_INSTRUCTION
-/*
- * In assembly, so that no file needs options that the rest must not have.  The instruction of
- * x86-64 reads memory by itself.
- */
-static inline uint64_t aio_crc_8(uint64_t crc, const uint8_t *at)
+#ifdef AIO_CRC_8
+/* The sum has 32 bits; the compiler does not know that, and would cut it after each step. */
+AIO_CRC_TARGET static inline uint64_t crc_8(uint64_t crc, const uint8_t *at)
 {
-#if defined(__x86_64__)
-    __asm__("crc32q %1, %0" : "+r"(crc) : "m"(*(const uint8_t (*)[8])at));
-#else
-    uint64_t value;
+    uint64_t word;
 
-    memcpy(&value, at, sizeof(value));
-    __asm__(".arch_extension crc\n\tcrc32cx %w0, %w0, %x1" : "+r"(crc) : "r"(value));
-#endif
-    return crc;
+    memcpy(&word, at, sizeof(word));
+    return AIO_CRC_8(crc, word);
 }
 
-static inline uint64_t aio_crc_1(uint64_t crc, uint8_t value)
+AIO_CRC_TARGET static uint32_t crc_by_instruction(uint32_t before, const uint8_t *at,
+                                                  uint64_t length)
 {
-#if defined(__x86_64__)
-    __asm__("crc32b %b1, %0" : "+r"(crc) : "q"(value));
-#else
-    __asm__(".arch_extension crc\n\tcrc32cb %w0, %w0, %w1" : "+r"(crc) : "r"(value));
-#endif
-    return crc;
-}
-
-static inline uint64_t aio_crc_over(uint32_t table[4][256], uint64_t crc)
-{
-    return table[0][crc & 0xFF] ^ table[1][crc >> 8 & 0xFF] ^ table[2][crc >> 16 & 0xFF] ^
-           table[3][crc >> 24 & 0xFF];
-}
-
-static uint32_t aio_crc_by_instruction(uint32_t before, const uint8_t *at, uint64_t length)
-{
-    static const uint32_t sizes[] = {AIO_CRC_LONG, AIO_CRC_SHORT};
     uint64_t crc = before;
 
-    for (; length && ((uintptr_t)at & 7); at++, length--)
-        crc = aio_crc_1(crc, *at);
-    for (int k = 0; k < 2; k++) {
-        const uint32_t size = sizes[k];
-        uint32_t (*over)[256] = k ? aio_crc.over_short : aio_crc.over_long;
+    for (; length >= 3 * AIO_CRC_BLOCK; at += 2 * AIO_CRC_BLOCK, length -= 3 * AIO_CRC_BLOCK) {
+        uint64_t second = 0, third = 0;
 
-        for (; length >= 3 * (uint64_t)size;
-             at += 2 * (uint64_t)size, length -= 3 * (uint64_t)size) {
-            uint64_t second = 0, third = 0;
-
-            for (const uint8_t *end = at + size; at < end; at += 64) {
 #pragma GCC unroll 8
-                for (int i = 0; i < 64; i += 8) {
-                    crc = aio_crc_8(crc, at + i);
-                    second = aio_crc_8(second, at + size + i);
-                    third = aio_crc_8(third, at + 2 * size + i);
-                }
-            }
-            crc = aio_crc_over(over, crc) ^ second;
-            crc = aio_crc_over(over, crc) ^ third;
+        for (const uint8_t *end = at + AIO_CRC_BLOCK; at < end; at += 8) {
+            crc = crc_8(crc, at);
+            second = crc_8(second, at + AIO_CRC_BLOCK);
+            third = crc_8(third, at + 2 * AIO_CRC_BLOCK);
         }
+        crc = crc_look_up(crc_after_block, (uint32_t)crc) ^ second;
+        crc = crc_look_up(crc_after_block, (uint32_t)crc) ^ third;
     }
     for (; length >= 8; at += 8, length -= 8)
-        crc = aio_crc_8(crc, at);
-    for (; length; at++, length--)
-        crc = aio_crc_1(crc, *at);
-    return (uint32_t)crc;
+        crc = crc_8(crc, at);
+    return crc_by_tables((uint32_t)crc, at, length); /* fewer than 8 bytes */
 }
 #endif
 
-/* Whether the processor has the instruction. */
-static int crc32c_hardware(void)
+static uint32_t crc_sum(uint32_t crc, const uint8_t *data, uint64_t length)
 {
-    return aio_crc.hardware;
-}
-
-/* As the next, without the instruction. */
-static uint32_t crc32c_table(uint32_t crc, const void *data, uint64_t length)
-{
-    return ~aio_crc_by_table(~crc, data, length);
-}
-
-/* The sum of the bytes before, which is 0 for none, and of these bytes. */
-static uint32_t crc32c(uint32_t crc, const void *data, uint64_t length)
-{
-#if AIO_CRC_INSTRUCTION
-    if (crc32c_hardware())
-        return ~aio_crc_by_instruction(~crc, data, length);
+#ifdef AIO_CRC_8
+    if (crc_has_instruction)
+        return crc_by_instruction(crc, data, length);
 #endif
-    return crc32c_table(crc, data, length);
+    return crc_by_tables(crc, data, length);
 }
 
 /* For Python; releases the interpreter lock, as large messages take milliseconds. */
 
-static PyObject *sum_of(PyObject *args, uint32_t (*sum)(uint32_t, const void *, uint64_t))
+static PyObject *crc_of(PyObject *args, uint32_t (*sum)(uint32_t, const uint8_t *, uint64_t))
 {
     unsigned int crc;
     Py_buffer data;
@@ -203,7 +130,7 @@ static PyObject *sum_of(PyObject *args, uint32_t (*sum)(uint32_t, const void *, 
     if (!PyArg_ParseTuple(args, "Iy*", &crc, &data))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    crc = sum(crc, data.buf, (uint64_t)data.len);
+    crc = ~sum(~crc, data.buf, (uint64_t)data.len);
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&data);
     return PyLong_FromUnsignedLong(crc);
@@ -211,17 +138,17 @@ static PyObject *sum_of(PyObject *args, uint32_t (*sum)(uint32_t, const void *, 
 
 static PyObject *module_crc32c(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    return sum_of(args, crc32c);
+    return crc_of(args, crc_sum);
 }
 
 static PyObject *module_crc32c_table(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    return sum_of(args, crc32c_table);
+    return crc_of(args, crc_by_tables);
 }
 
 static PyObject *module_crc32c_hardware(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    return PyBool_FromLong(crc32c_hardware());
+    return PyBool_FromLong(crc_has_instruction);
 }
 
 /* copy(to, from): memcpy of as many bytes as `from` has. */

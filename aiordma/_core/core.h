@@ -1,24 +1,34 @@
 /*
  * The module `_core`: the types that Python calls on the data path; see module.c.
  *
- * A type owns its state and shows the fields that Python needs, so that each step is one call, and
- * a field is read without a copy.  Every function holds the interpreter lock.
+ * A type owns its state.  Python reads attributes and gives commands by methods, so that each step
+ * is one call.  A connection, a stream or a queue is touched in the thread of its loop; what may be
+ * called in any thread, as the release of a Message, looks for the thread first.
+ *
+ * State is changed with the interpreter lock held.  These release it, for work that takes long, and
+ * rely on nothing from before: a turn of a Poller (poller.c), the wait for one (queue.c), the
+ * look-up of an address (cm.c), sums and copies of bytes (checksum.c).  So may every function that
+ * calls Python, such as that which resumes a task.
  *
  * A pointer to memory that is not the object's own, and the reference that keeps the memory alive:
  *
  * - MessageState, queue pair and slots: `memory`, from bind() to close(); later neither is used.
  * - MessageState, bytes of a message: `receiver`.
  * - StreamState, rings and table: `memory`.  Queue pair: none; from close() on it is not used.
- * - Drain, states: `keepers`.  Channel: the CompletionChannel, which sets `stopped` first.
+ * - Drain, entries: `keeper`.  Channel: the CompletionChannel, which sets `stopped` first.
  * - Drain, queues in `pending`: an event that is not acknowledged, which ibv_destroy_cq waits for.
  * - ibv_cq, aio_cq: the CompletionQueue has the QueueState, for good if the queue is not destroyed.
  * - CMEvents, channel: the EventChannel, which calls close() first.
  * - Operation, bytes of the program's buffer: `view`.  Place in `bounce`: `region`, to its end.
+ * - Batch, bytes of the program's buffers: `keeper` of the item.
+ * - Chain, place in `bounce`: `region`.
  * - Message, bytes: the view in AioBytes.  Loan: the Message, which counts its loans.
- * - MessageState, tasks in line: the line, while they are parked; before, a Waiting leaves it at
- *   its own end.  Waiting, state: none; the line is cleared at the end of the MessageState.
- * - Waiting, bytes: `view`.
- * - Parked, owner: none; the MessageState or StreamState takes it away at its own end.
+ * - MessageState, tasks in line: the line, while they are parked; before, a QueuedSend leaves it at
+ *   its own end.  QueuedSend, state: none; the line is cleared at the end of the MessageState.
+ * - QueuedSend, bytes: `view`.
+ * - MessageState, `into`: the Coroutine, which takes it away when its wait ends.
+ * - Call, frame in line: a reference.  It leaves the line when the call ends.
+ * - ReceiveWakeup, owner: none; the MessageState or StreamState takes it away at its own end.
  * - aio_turn, loop: none; it is compared, inside of one call.
  *
  * tests/unit/core/test_references.py closes each owner first, and calls objects that the cycle
@@ -31,35 +41,47 @@
 #include <Python.h>
 #include <structmember.h>
 
+#include "connection.h"
 #include "protocol.h"
+#include "stream.h"
 
 /* tally.c: a state whose counters are in the sums of the process */
 struct aio_counted {
     struct aio_counted *next;
     struct aio_counted **place; /* that leads here; NULL: it is not counted */
-    const struct aio_message_state *messages;
-    const struct aio_stream_state *stream;
+    const struct aio_connection *messages;
+    const struct aio_stream *stream;
 };
 
-void aio_count_in(struct aio_counted *self, const struct aio_message_state *messages,
-                  const struct aio_stream_state *stream);
+void aio_count_in(struct aio_counted *self, const struct aio_connection *messages,
+                  const struct aio_stream *stream);
 void aio_count_out(struct aio_counted *self);
 
-/* wakeup.c: the awaitable of a task */
+/* wait.c: the awaitable of a task */
 enum aio_wakeup_state { AIO_IDLE, AIO_WAITING, AIO_READY, AIO_DONE };
 
-typedef struct {
+/* How a wait was broken off by the task: see Wakeup.on_broken_off. */
+enum aio_wait_end {
+    AIO_WAIT_CANCELED,   /* the loop resumes the task, with an error */
+    AIO_WAIT_BROKEN_OFF, /* an exception was thrown in, or the coroutine was closed */
+};
+
+typedef struct wakeup {
     PyObject_HEAD
     PyObject *loop;
     PyObject *callback; /* of the task that waits */
     PyObject *context;
     PyObject *error; /* the wait ends with it; NULL: normally */
     PyObject *spin;  /* the Spin with which a wait begins; NULL: by event */
-    int64_t since;   /* beginning of the wait, of a Spin */
+    void (*on_broken_off)(struct wakeup *self, enum aio_wait_end how); /* or NULL */
+    int64_t since; /* of a Spin: its beginning */
     char state;
     char blocking;
     char polled; /* the wait counts in its Spin */
 } Wakeup;
+
+/* Have the loop call an owner with events; the exception that is set, if any, stays so. */
+void aio_call_soon(PyObject *loop, PyObject *owner, uint32_t events);
 
 int aio_wake(Wakeup *self);      /* resume the task now: 1, 0 if none waits, -1 */
 int aio_wake_soon(Wakeup *self); /* in the next turn of the loop */
@@ -89,30 +111,55 @@ typedef struct {
     Py_buffer view;             /* of a READ or atomic that is copied: where to */
     char *tail;                 /* the last bytes of what lands, which had `mark`; or NULL */
     uint64_t mark;
+    uint64_t before;   /* of an atomic of `change`, once it has succeeded: the integer before */
     char *place;       /* in `bounce`; NULL: the bytes are not copied */
     uint32_t position; /* of it, as `bounce_head` counts */
     uint32_t length;
     unsigned char opcode;
+    char changes; /* the wait ends with `before`, or with None if that was lost */
 } Operation;
 
 /*
- * wakeup.c: the Wakeup of a task that waits for a message, or for bytes of a stream.
+ * wait.c: the Wakeup of a task that waits for a message, or for bytes of a stream; each owner has
+ * one, for all its waits.
  *
- * `take` makes the object with which the wait ends.  It returns None if there is none yet, False if
- * Python has to make it, NULL with an exception; `again`: the task has waited.
+ * The wait ends with the object that `take` returns.  None says that there is none yet, False that
+ * Python has to make it, and NULL is an exception; `again`: the task has waited.
  */
 typedef struct {
     Wakeup wakeup;
     PyObject *owner; /* NULL once that is gone */
     PyObject *(*take)(PyObject *owner, int again);
     void (*gave_up)(PyObject *owner); /* the wait was broken off; or NULL */
-    PyObject *adder;                  /* its add_done_callback, of the owner; NULL if not made */
-    char taking;                      /* the wait ends with the object */
-} Parked;
+    PyObject *adder;                  /* its bound add_done_callback; NULL if not made yet */
+    char taking;                      /* the wait is for what `take` returns, not for a wake */
+} ReceiveWakeup;
+
+/* calls.c: a request of this side that the peer has not answered; what its task waits on */
+typedef struct call {
+    Wakeup wakeup;
+    struct call *next;      /* of those that have ended, and whose tasks are still to be resumed */
+    PyObject *message;      /* the answer */
+    PyObject *failure;      /* the exception in its place */
+    PyObject *instead;      /* called in place of the task; or NULL */
+    struct waiting *queued; /* its frame, which waits in line and is not sent; or NULL */
+    PyObject *data;         /* the bytes, while it waits for the peer's grant; or NULL */
+    uint64_t size;          /* of them */
+    double deadline;        /* of the loop's clock */
+    double timeout;         /* the seconds that it had */
+    uint32_t number;
+    char tell;      /* the peer is told the time that is left */
+    char admitted;  /* the grant has room for it, and its task is to send it */
+    char ended;     /* its task has nothing to wait for any more */
+    char abandoned; /* its task has gone, and the final frame has not come */
+} Call;
+
+typedef struct call_table CallTable;
+typedef struct request_table RequestTable;
 
 struct message_state;
 
-/* waiting.c: the Wakeup of a task that waits to send */
+/* line.c: the Wakeup of a task that waits for a slot and a credit, to send */
 typedef struct waiting {
     Wakeup wakeup;
     struct message_state *state; /* in whose line it stands; NULL: in none any more */
@@ -125,22 +172,23 @@ typedef struct waiting {
     enum aio_frame_kind kind;
     char has_imm;
     char owned; /* the line has a reference: the task is parked */
-} Waiting;
+} QueuedSend;
 
 /* message_state.c: a connection's messages and operations */
 typedef struct message_state {
     PyObject_HEAD
-    struct aio_message_state state;
+    struct aio_connection *connection;
     unsigned long thread;
     PyObject *receiver; /* takes the rare cases; keeps the memory of received messages alive */
     PyObject *memory;   /* the slots, whose addresses the state has between `bind` and `close` */
-    PyObject *group;    /* a bytearray, of which the state sets the first byte; or NULL */
-    Parked *parked;
-    Waiting *first; /* of the tasks that wait to send, `state.queued` of them */
-    Waiting *last;
-    PyObject *handler; /* called with the events that are for Python */
-    PyObject *room;    /* called when an operation has ended and a task waits for room */
-    PyObject *sge;     /* three classes, of which operation.c reads the attributes */
+    ReceiveWakeup *receive_wakeup;
+    const Py_buffer *into; /* where its task wants the message; NULL: as an object */
+    QueuedSend *first;     /* of the tasks that wait to send */
+    QueuedSend *last;
+    PyObject *handler;   /* called with the events that are for Python */
+    CallTable *requests; /* takes all messages, which are requests and answers; NULL: none are */
+    PyObject *room;      /* called when an operation has ended and a task waits for room */
+    PyObject *sge;       /* three classes, of which operation.c reads the attributes */
     PyObject *region;
     PyObject *remote;
     PyObject *pd;
@@ -149,14 +197,20 @@ typedef struct message_state {
     uint64_t known_length;
     uint64_t known_rights;
     uint64_t known_rkey;
-    PyObject **operations; /* by their numbers, NULL where there was none */
-    PyObject *lent;        /* the region of `bounce` */
-    PyObject *spin;        /* of the waits for operations: a Spin, or NULL */
-    Registration *bounce;  /* a ring, through which the bytes of other buffers are copied */
-    uint32_t bounce_head;  /* bytes that were given out; the rest is taken modulo the length */
-    uint32_t bounce_tail;  /* those before it are free again, and perhaps more */
-    char may_read;         /* initiator_depth is not 0 */
-    char soon;             /* the loop resumes the tasks, not the drain: see Drain.soon */
+    uint64_t known_owner;
+    uint64_t known_generation;
+    uint64_t known_notes;    /* 1: its owner wants notes */
+    PyObject **operations;   /* by their numbers, NULL where there was none */
+    PyObject **chains;       /* the Chain that has a number; NULL: there was no batch yet */
+    PyObject *bounce_region; /* the region of `bounce` */
+    PyObject *spin;          /* of the waits for operations: a Spin, or NULL */
+    Registration *bounce;    /* a ring, through which the bytes of other buffers are copied */
+    uint32_t bounce_head;    /* bytes that were given out; the rest is taken modulo the length */
+    uint32_t bounce_tail;    /* those before it are free again, and perhaps more */
+    char has_memory; /* large messages are left to the next recv_into: see Receiver.has_memory */
+    char may_read;   /* initiator_depth is not 0 */
+    char may_change; /* the adapter has atomics */
+    char soon;       /* the loop resumes the tasks, not the drain: see Drain.resume_by_loop */
     PyObject *landings[AIO_LANDINGS + 1]; /* objects that keep their memory */
     struct aio_counted counted;
 } MessageState;
@@ -187,15 +241,27 @@ typedef struct {
     PyObject *weak;
 } Message;
 
-/* calls.c: a send or a receive of a connection, as its program awaits it */
-enum aio_call { AIO_CALL_SEND, AIO_CALL_RECV, AIO_CALL_NEXT };
+/* coroutine.c: a send, receive or request of a connection, as its program awaits it */
+enum aio_call {
+    AIO_CALL_SEND,
+    AIO_CALL_RECV,
+    AIO_CALL_NEXT,
+    AIO_CALL_REQUEST,
+    AIO_CALL_INTO,
+    AIO_CALL_COUNT
+};
 
 typedef struct {
     PyObject_HEAD
-    MessageState *state;
-    PyObject *connection; /* goes on in Python */
-    PyObject *data;       /* to be sent, or NULL */
-    PyObject *inner; /* a Parked, a Waiting or a coroutine of Python that it waits on, or NULL */
+    MessageState *state;  /* NULL of a request */
+    CallTable *table;     /* of a request */
+    PyObject *connection; /* goes on in Python; of a request, the owner of the table */
+    PyObject *data;       /* to be sent, or where to receive; or NULL */
+    PyObject *imm;        /* with it: a number or None; of a request: its seconds, or None */
+    PyObject *inner; /* a ReceiveWakeup, a QueuedSend, a Call or a coroutine of Python that it waits
+                        on, or NULL */
+    Py_buffer into;  /* of recv_into, while it waits in C: the bytes of `data` */
+    char tell;       /* of a request: the peer is told the seconds */
     char call;
     char stage;
     char running;
@@ -210,13 +276,13 @@ typedef struct {
 /* stream_state.c: a stream's data and credits */
 typedef struct {
     PyObject_HEAD
-    struct aio_stream_state state;
-    PyObject *memory;   /* keeps the rings alive: a kept `write` may have nothing else */
-    PyObject *handler;  /* the stream, called with the rare events; None when it is over */
-    Parked *parked;     /* of the task that waits for bytes */
-    char soon;          /* the loop resumes the task, not the drain: see Drain.soon */
-    PyObject *protocol; /* whose data_received is called, or None */
-    PyObject *run;      /* Context.run, of the context in which data_received is called */
+    struct aio_stream *stream;
+    PyObject *memory;      /* keeps the rings alive: a kept `write` may have nothing else */
+    PyObject *handler;     /* the stream, called with the rare events; None when it is over */
+    ReceiveWakeup *parked; /* of the task that waits for bytes */
+    char soon;             /* the loop resumes the task, not the drain: see Drain.resume_by_loop */
+    PyObject *protocol;    /* whose data_received is called, or None */
+    PyObject *run;         /* Context.run, of the context in which data_received is called */
     PyObject *rest; /* called with data that C cannot send whole, and how many bytes it has sent */
     PyObject *elsewhere;  /* called in another thread than that of the last write */
     unsigned long thread; /* of the last write */
@@ -300,16 +366,6 @@ static inline void replace(PyObject **place, PyObject *object)
     Py_XDECREF(before);
 }
 
-/* A power of two of at least `count`. */
-static inline uint32_t aio_power(uint32_t count)
-{
-    uint32_t power = 1;
-
-    while (power < count)
-        power *= 2;
-    return power;
-}
-
 /* Room for `count` items, zeros; NULL with an exception. */
 static inline void *aio_room_for(size_t count, size_t size)
 {
@@ -357,45 +413,25 @@ static inline int aio_events_of(PyObject *args, PyObject *kwargs, unsigned int *
     return PyArg_ParseTuple(args, "I", events) ? 0 : -1;
 }
 
-/* A method that is a function of message.c or stream.c: its result is a number. */
-#define AIO_METHOD(type, name, function)                                                           \
-    static PyObject *name(PyObject *object, PyObject *Py_UNUSED(unused))                           \
-    {                                                                                              \
-        return PyLong_FromLongLong(function(&((type *)object)->state));                            \
-    }
-
-/* The same of a function with a number. */
-#define AIO_METHOD_O(type, name, function)                                                         \
-    static PyObject *name(PyObject *object, PyObject *value)                                       \
-    {                                                                                              \
-        unsigned long number = PyLong_AsUnsignedLong(value);                                       \
-                                                                                                   \
-        if (PyErr_Occurred())                                                                      \
-            return NULL;                                                                           \
-        return PyLong_FromLongLong(function(&((type *)object)->state, (uint32_t)number));          \
-    }
-
-/* The immediate of an arrival, or None. */
-static inline PyObject *aio_imm_object(const struct aio_arrival *arrival)
-{
-    return arrival->has_imm ? PyLong_FromUnsignedLong(arrival->imm) : Py_NewRef(Py_None);
-}
-
 /* clang-format off */
 
 /* The types, which module.c makes, each with its base; a base stands before. */
 #define AIO_TYPES(X) \
-    X(wakeup, NULL) X(parked, &aio_wakeup_type) X(operation, &aio_wakeup_type) \
-    X(waiting, &aio_wakeup_type) X(coroutine, NULL) X(messages, NULL) X(registration, NULL) X(message, NULL) X(loan, NULL) X(held, NULL) \
+    X(wakeup, NULL) X(receive_wakeup, &aio_wakeup_type) X(operation, &aio_wakeup_type) \
+    X(batch, NULL) X(chain, &aio_wakeup_type) \
+    X(queued_send, &aio_wakeup_type) X(call, &aio_wakeup_type) X(call_table, NULL) X(peer_request, NULL) X(request_table, NULL) X(coroutine, NULL) X(messages, NULL) X(registration, NULL) X(message, NULL) X(loan, NULL) X(buffer_export, NULL) \
     X(message_state, NULL) X(stream_state, NULL) X(queue, NULL) X(poller, NULL) \
-    X(spin, NULL) X(drain, NULL) X(readable, NULL) X(safety, NULL) X(owner, NULL) X(events, NULL)
+    X(spin, NULL) X(drain, NULL) X(readable, NULL) X(safety, NULL) X(events, NULL)
 
 /* Names that are looked up often, interned. */
 #define AIO_NAMES(X) \
     X(run) X(call_soon) X(context) X(is_running) X(on_arrival) X(slots) X(more_slots) X(_let_go) \
-    X(_registration) X(mr) X(offset) X(length) X(addr) X(rkey) X(rights) X(_value_) \
+    X(_registration) X(mr) X(notes) X(offset) X(length) X(addr) X(rkey) X(rights) X(_value_) \
+    X(owner) X(generation) \
     X(data_received) X(_on_attention) X(_on_events) X(_on_raised) X(value) \
-    X(_send_in_python) X(_recv_in_python) X(_next_in_python) X(_left) X(throw) X(close) \
+    X(time) X(read_next) X(begin) X(_request_in_python) X(_call_abandoned) \
+    X(_send_in_python) X(_recv_in_python) X(_recv_into_in_python) X(_next_in_python) \
+    X(_receive_abandoned) X(throw) X(close) \
     X(mask)
 
 /* clang-format on */
@@ -412,7 +448,8 @@ extern struct aio_names {
     AIO_NAMES(AIO_DECLARE_NAME)
 } aio_name;
 
-extern PyMethodDef aio_alarm_functions[], aio_checksum_functions[], aio_tally_functions[];
+extern PyMethodDef aio_alarm_functions[], aio_checksum_functions[], aio_tally_functions[],
+    aio_operation_functions[];
 void aio_prepare_checksum(void);
 
 int aio_prepare_wakeup(void); /* before the first Wakeup: 0, or -1 with an exception */
@@ -444,7 +481,7 @@ static inline int aio_arm(struct ibv_cq *cq, struct aio_cq *own)
     int code = ibv_req_notify_cq(cq, own->solicited);
 
     own->unarmed = 0;
-    own->armed = own->solicited ? 2 : 1;
+    own->armed_for_all = !own->solicited;
     return code;
 }
 
@@ -462,33 +499,31 @@ int aio_poll_unlocked(struct ibv_cq *cq, struct aio_cq *own, struct ibv_wc *wcs,
 /* poller.c: polls the queues of a channel before they are armed */
 #define AIO_MOST_POLLED 16
 
+struct aio_polled {
+    QueueState *queue;
+    struct ibv_cq *cq;
+};
+
 typedef struct {
     PyObject_HEAD
-    PyObject *ask; /* called without arguments: has the loop call for a turn; None: no more */
-    QueueState *queues[AIO_MOST_POLLED];
-    struct ibv_cq *cqs[AIO_MOST_POLLED];
+    PyObject *ask; /* called without arguments: has the loop call for a turn; NULL: no more */
+    struct aio_polled queues[AIO_MOST_POLLED];
     uint32_t n_queues;
     uint32_t turns;
     uint32_t waiting; /* tasks that are polled for, and protocols of streams, of all Spins */
     int64_t until;    /* end of the spin while there are such */
     char asked;       /* a turn will come, which arms the queues that are not armed */
-    char yields;      /* the process has a single processor, which it may share */
+    char yields;      /* as its last Spin says: the process shares its processor */
     char open;        /* after a turn: the spin goes on */
 } Poller;
 
-int64_t aio_clock(void);                                                /* ns */
-int aio_poller_add(Poller *self, QueueState *queue, struct ibv_cq *cq); /* whether there is room */
-void aio_poller_remove(Poller *self, QueueState *queue);
 int aio_poller_ask(Poller *self); /* 0, or -1 with an exception */
 int aio_poller_turn(Poller *self, struct ibv_wc *wcs, int most, uint64_t *token);
-
-/* life.c: a method of MessageState */
-PyObject *aio_show_life_to(PyObject *object, PyObject *group);
 
 /* drain.c, for safety.c */
 PyObject *aio_drain_look(PyObject *drain, struct ibv_cq *cq);
 
-/* spin.c: the waits of a connection that begin with a spin */
+/* poller.c: the waits of a connection that begin with a spin */
 int aio_spin_begin(Wakeup *wakeup); /* a task begins to wait: 0, or -1 with an exception */
 void aio_spin_end(Wakeup *wakeup, int answered);
 int aio_spin_heard(PyObject *spin); /* bytes were given to a protocol: 0, or -1 */
@@ -499,83 +534,118 @@ extern AioSpares aio_spare_messages;
 
 const char *aio_message_bytes(Message *self);
 void aio_message_own(Message *self, PyObject *bytes);
+PyObject *aio_message_copied(const char *bytes, Py_ssize_t length); /* NULL with an exception */
 
 /* message_tensor.c: __dlpack__ and __dlpack_device__ of a message */
 PyObject *aio_message_dlpack(PyObject *object, PyObject *args, PyObject *kwargs);
 PyObject *aio_message_dlpack_device(PyObject *object, PyObject *unused);
 
-/* wakeup.c, waiting.c: am_send, and for that of a Coroutine */
-PySendResult aio_parked_send(PyObject *object, PyObject *value, PyObject **result);
-PySendResult aio_waiting_send(PyObject *object, PyObject *value, PyObject **result);
+/* wait.c, line.c: am_send of ReceiveWakeup and of QueuedSend, which that of a Coroutine calls */
+PySendResult aio_receive_wakeup_step(PyObject *object, PyObject *value, PyObject **result);
+PySendResult aio_queued_send_step(PyObject *object, PyObject *value, PyObject **result);
 
-/* wakeup.c: tp_iternext of a type, by its am_send */
+/* wait.c: tp_iternext of a type, by its am_send */
 PyObject *aio_iterate(PyObject *object, PySendResult (*send)(PyObject *, PyObject *, PyObject **));
 
-/* wakeup.c: the Parked of an owner, or NULL; `take` of a MessageState */
-Parked *aio_park(PyObject *loop, PyObject *owner, PyObject *(*take)(PyObject *, int));
-void aio_unpark(Parked **place);
-int aio_parked_traverse(Parked *parked, visitproc visit, void *arg);
-PyObject *aio_take_message(PyObject *owner, int again);
+/* wait.c: make the ReceiveWakeup of an owner, or NULL with an exception; part from it */
+ReceiveWakeup *aio_receive_wakeup_new(PyObject *loop, PyObject *owner,
+                                      PyObject *(*take)(PyObject *, int));
+void aio_receive_wakeup_part(ReceiveWakeup **place);
+int aio_receive_wakeup_traverse(ReceiveWakeup *parked, visitproc visit, void *arg);
 
-/* waiting.c: the tasks that wait to send, in line */
-int aio_may_stand_in_line(const struct aio_message_state *m, uint64_t length);
-PyObject *aio_send_in_turn(PyObject *self, PyObject *args);
-PyObject *aio_stand_in_line(MessageState *self, enum aio_frame_kind kind, PyObject *data,
-                            uint64_t argument, int has_imm, uint32_t imm);
-int aio_grant(MessageState *self);
-PyObject *aio_end_waits(PyObject *self, PyObject *args);
-void aio_waiting_leave(Waiting *self);
+/*
+ * line.c: the line of the tasks that wait to send.  Join it: a QueuedSend, or NULL.  Resume those
+ * for which there is room: 0, or -1.  End the waits that have lasted too long, a method of
+ * MessageState.
+ */
+PyObject *aio_line_join(MessageState *self, enum aio_frame_kind kind, PyObject *data,
+                        uint64_t argument, int has_imm, uint32_t imm);
+int aio_line_resume(MessageState *self);
+PyObject *aio_line_wait_room(PyObject *self, PyObject *unused);
+PyObject *aio_line_expire(PyObject *self, PyObject *args);
+void aio_line_remove(QueuedSend *self);
+void aio_line_leave(QueuedSend *self); /* the same, and the room goes to those behind */
 int aio_line_traverse(MessageState *self, visitproc visit, void *arg);
 void aio_line_clear(MessageState *self);
 
-/* message_state.c: an immediate: 1 with the number, 0 of None, -1 with an exception */
-int aio_imm_of(PyObject *object, uint32_t *imm);
+/*
+ * calls.c: begin a call: AIO_OK with a Call, for which aio_call_step waits; AIO_RAISED, perhaps
+ * with one; or a code with which Python goes on.  Act on messages that have arrived, all of which
+ * are frames of requests, and resume tasks, now or `soon`: 0, or -1 with an exception.
+ */
+int aio_call_begin(CallTable *self, PyObject *data, double timeout, int tell, PyObject **begun);
+/* The grant has room for a call: it is sent, AIO_OK; AIO_RAISED; or Python sends it, an errno or
+ * AIO_NO_ROOM, in the seconds that are left, and before those behind it in line. */
+int aio_call_go(CallTable *self, Call *call, double *left);
+PySendResult aio_call_step(PyObject *object, PyObject *value, PyObject **result);
+int aio_requests_deliver(CallTable *self, int soon);
 
-/* calls.c: methods of MessageState */
+/*
+ * served.c: a request of the peer has come whole, as a Message: AIO_OK; AIO_FOR_PYTHON, and nothing
+ * has changed; or AIO_RAISED.
+ */
+int aio_request_arrived(RequestTable *self, uint32_t number, uint64_t microseconds, PyObject *body);
+
+/* coroutine.c: methods of MessageState */
 PyObject *aio_sending(PyObject *state, PyObject *const *args, Py_ssize_t count);
 PyObject *aio_receiving(PyObject *state, PyObject *connection);
-PyObject *aio_iterating(PyObject *state, PyObject *connection);
+PyObject *aio_receiving_into(PyObject *state, PyObject *const *args, Py_ssize_t count);
 PyObject *aio_messages(PyObject *state, PyObject *connection);
 
 /*
- * calls.c: send bytes, a bytearray or a Message: 0, an errno, -1 if Python has to do it, or
- * AIO_RAISED; or 0 with a Waiting, whose end is 0 or an errno.  The result of a send, whose chain
- * the loop may have to post.
+ * send.c: send a buffer, or those of a list or tuple, with an immediate or None: as
+ * connection_send. If there is no room, and a place for a QueuedSend is given, the message joins
+ * the line: AIO_OK with a QueuedSend there, whose wait ends with 0 or an errno.
  */
-#define AIO_RAISED (-2)
+int aio_send(MessageState *self, PyObject *data, PyObject *imm, PyObject **waiting);
+PyObject *aio_send_method(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *aio_send_first(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *aio_send_each(PyObject *unused, PyObject *const *args, Py_ssize_t count);
+PyObject *aio_send_in_turn(PyObject *self, PyObject *args);
 
-int aio_send(MessageState *self, PyObject *data, PyObject **waiting);
-PyObject *aio_sent(MessageState *self, int code);
+/* send.c: for calls.c and served.c */
+int aio_send_or_queue(MessageState *self, const struct aio_bytes *frame, uint64_t length,
+                      QueuedSend **queued);
+
+/* send.c: an immediate: 1 with the number, 0 of None, AIO_FOR_PYTHON, or AIO_RAISED */
+int aio_immediate(PyObject *object, uint32_t *imm);
+
+/* send.c: the code of a send, behind which the loop may have to post the chain; or AIO_RAISED */
+int aio_after_send(MessageState *self, int code);
+int aio_is_elsewhere(const MessageState *self); /* not in the connection's loop; or -1 */
 
 /*
- * pieces.c: the bytes of the buffers in a list or tuple.  `open` is 1, 0 if an item is Python's
- * work, or -1 with an exception; only after 1 it has to be closed.
+ * pieces.c: the bytes of an object, or of those in a list or tuple.  They have to be closed if they
+ * were opened with AIO_OK, and only then.
  */
 #define AIO_FEW_PIECES 8
 
 struct aio_pieces {
     Py_buffer *views;
     struct aio_piece *pieces;
-    Py_ssize_t count;
-    uint64_t length; /* of all */
+    Py_ssize_t count;   /* of pieces */
+    Py_ssize_t exports; /* of views */
+    uint64_t length;    /* of all */
     Py_buffer few_views[AIO_FEW_PIECES];
     struct aio_piece few_pieces[AIO_FEW_PIECES];
 };
 
+int aio_is_refusal(void);
 int aio_is_for_python(PyObject *object, const Py_buffer *view);
-int aio_pieces_open(struct aio_pieces *self, PyObject *items);
+int aio_pieces_open(struct aio_pieces *self, PyObject *data);
 void aio_pieces_close(struct aio_pieces *self);
 struct aio_bytes aio_pieces_bytes(const struct aio_pieces *self);
 PyObject *aio_pieces_joined(const struct aio_pieces *self);
-PyObject *aio_send_pieces(PyObject *self, PyObject *args);
 
-/* calls.c: take the oldest message, None or NULL; send the credits that are due */
+/* receive.c: take the oldest message: it, None or NULL; `take` of the ReceiveWakeup of a
+ * MessageState */
 PyObject *aio_take_first(MessageState *self);
-int aio_arrivals_join(MessageState *self, Message *message);
-PyObject *aio_arrivals_take_into(PyObject *object, PyObject *buffer);
-void aio_give_credit(struct aio_message_state *m);
+PyObject *aio_take_message(PyObject *owner, int again);
+PyObject *aio_imm_object(int has_imm, uint32_t imm);
+void aio_release_slot(MessageState *self, uint32_t slot); /* of a message that was copied */
 
-/* arrivals.c: methods of MessageState */
+/* receive.c: methods of MessageState */
+PyObject *aio_arrivals_take_into(PyObject *object, PyObject *buffer);
 PyObject *aio_arrivals_cut(PyObject *self, PyObject *value);
 PyObject *aio_arrivals_next_large(PyObject *self, PyObject *receives);
 PyObject *aio_arrivals_next_done(PyObject *self, PyObject *unused);
@@ -585,22 +655,61 @@ PyObject *aio_operate(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *aio_operate_copied(PyObject *self, PyObject *args);
 PyObject *aio_operation_read(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *aio_operation_write(PyObject *self, PyObject *const *args, Py_ssize_t count);
-PyObject *aio_operation_ended(PyObject *self, PyObject *args);
-PyObject *aio_operations_lend(PyObject *self, PyObject *region);
-PyObject *aio_operations_allow(PyObject *self, PyObject *depth);
+PyObject *aio_operation_fetch_add(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *aio_operation_compare_swap(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *aio_operations_allow_atomics(PyObject *self, PyObject *unused);
+PyObject *aio_operations_set_bounce(PyObject *self, PyObject *region);
+PyObject *aio_operations_allow(PyObject *self, PyObject *args);
 PyObject *aio_operation_take_number(PyObject *self, PyObject *unused);
-PyObject *aio_operation_give_number(PyObject *self, PyObject *number);
+PyObject *aio_operation_release_number(PyObject *self, PyObject *number);
 PyObject *aio_operations_forget_done(PyObject *self, PyObject *unused);
 
 /* operation.c, for message_state.c */
-int aio_operations_done(MessageState *self);
 void aio_free_operations(MessageState *self);
 
-/* For drain.c: act on the events of a connection, of a stream.  0, or -1. */
-int aio_message_events(MessageState *self, uint32_t events, int late);
-int aio_stream_events(StreamState *self, uint32_t events);
+/*
+ * operation.c, for batch.c.  One use of a region less: whether the region waits for it.  Read the
+ * numbers of a RemoteRegion into `known`: 0, or -1, perhaps with an exception.  Find the registered
+ * memory that a region or piece names: its region, whose reference is the caller's, or NULL,
+ * perhaps with an exception.  Whether the adapter writes to local memory.  Eight random bytes.
+ * End an operation that has succeeded: 0, or -1; and one whose completion went to Python.
+ */
+int aio_registration_leave(Registration *self);
+int aio_remote_admits(MessageState *self, PyObject *remote, uint64_t skip, uint64_t length,
+                      uint32_t right);
+PyObject *aio_find_registered(const MessageState *self, PyObject *memory,
+                              Registration **registration, uint64_t *start, uint64_t *length);
+int aio_operation_lands(uint32_t opcode);
+uint64_t aio_next_mark(void);
+int aio_operation_succeed(MessageState *self, uint32_t number);
+PyObject *aio_operation_ended(MessageState *self, uint32_t number, PyObject *error);
 
-int aio_is_elsewhere(const MessageState *self); /* not in the connection's loop; or -1 */
+/*
+ * batch.c: end what has completed, of operations and chains: 0, or -1.  A method of MessageState,
+ * by which Python does so.  At the end of a MessageState.
+ */
+int aio_operations_done(MessageState *self);
+PyObject *aio_ended(PyObject *self, PyObject *args);
+int aio_chains_traverse(const MessageState *self, visitproc visit, void *arg);
+void aio_free_chains(MessageState *self);
+
+/* events.c: act on the events of a connection.  0, or -1 with an exception. */
+int aio_message_events(MessageState *self, uint32_t events, int late);
+
+/*
+ * How a type of objects takes completions.  drain.c calls these two functions, and knows nothing
+ * else of the objects; what it notes about one of them is its own (struct entry).
+ */
+struct aio_sink {
+    /* While a queue is being polled, without Python: the events that the completion brings, as
+     * bits, or AIO_FOR_PYTHON, and then nothing has changed. */
+    int (*take)(PyObject *object, const struct ibv_wc *wc);
+    /* Act on the events of a drain; the loop resumes the tasks, or this does.  0, or -1. */
+    int (*deliver)(PyObject *object, uint32_t events, bool by_loop);
+};
+
+extern const struct aio_sink aio_message_sink; /* events.c */
+extern const struct aio_sink aio_stream_sink;  /* stream_state.c */
 
 /*
  * The turn of a loop in which a Readable was called, for aio_is_elsewhere.  A loop of another

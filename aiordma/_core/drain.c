@@ -2,9 +2,10 @@
  * Drain: takes the completions of one completion channel, and calls the owners of the states.
  *
  * Owns a Drain: the queues that are being polled, and the events for which no owner was called yet.
- * Every function holds the interpreter lock from its beginning to its end: a queue that another
- * thread destroys, and a state that a finalizer removes, go before or after a function, never in
- * it.
+ * Taking events and completions, arming and acknowledging are done with the interpreter lock held
+ * throughout: a queue that another thread destroys, and a state that a finalizer removes, go before
+ * or after such a step, never in it.  Between the steps the lock may be given away, and what was
+ * there before may be gone: the owners are Python, and a turn of the Poller polls without the lock.
  *
  * For each event: arm the queue, then poll it until it is empty, then acknowledge the event.
  *   Arm before poll: ibv_req_notify_cq holds for one event and is silent about completions that are
@@ -12,10 +13,11 @@
  *   Acknowledge last: ibv_destroy_cq, in another thread, waits for it, so that the queue cannot be
  *   freed before.
  *
- * Completions of a connection or stream are taken by its state (`struct aio_state`), without
- * Python; the state notes events.  Once a channel is empty, the owners of the states are called
- * with their events, in the order of the first completions, and resume tasks.  An owner may poll a
- * queue, and so bring events for other owners: those wait for the next turn of the loop.
+ * Completions of a connection or stream are taken by its state, without Python, by the functions
+ * of its type (struct aio_sink); the drain notes the events.  Once a channel is empty, the owners
+ * of the states are called with their events, in the order of the first completions, and resume
+ * tasks.  An owner may poll a queue, and so bring events for other owners: those wait for the next
+ * turn of the loop.
  *
  * All else (completions of native queue pairs, failures, queues that the program polls) goes the
  * way of verbs/comp_channel.py and loop/pump.py.
@@ -34,14 +36,23 @@ struct segment {
     uint32_t count; /* 0: the program polls the queue; there was an event */
 };
 
-/* The index of a state, and its events, in one word. */
-#define TOLD(index, events) ((index) | (events) << AIO_INDEX_BITS)
+/* Who takes the completions with a wr_id. */
+struct entry {
+    const struct aio_sink *sink; /* NULL: they are Python's */
+    uint64_t id;                 /* the wr_id, without the sub-index */
+    PyObject *keeper;            /* the object of the sink */
+    PyObject *owner;             /* is called with the events: the keeper, or a function */
+    uint32_t events;             /* brought by the drain that is under way */
+};
+
+/* The index of an entry, and its events, in one word. */
+#define PACK_EVENTS(index, events) ((index) | (events) << AIO_INDEX_BITS)
 
 typedef struct {
     PyObject_HEAD
     struct ibv_comp_channel *channel;
     struct ibv_wc *completions; /* for Python */
-    uint32_t *ready;            /* states that this drain has brought events */
+    uint32_t *ready;            /* entries that this drain has brought events */
     int most;                   /* completions taken at once */
     uint32_t n_completions;
     uint32_t n_ready;
@@ -49,23 +60,21 @@ typedef struct {
     uint32_t n_pending;
     struct segment segments[SEGMENTS];
     uint32_t n_segments;
-    int spare; /* drains that may leave off after one event */
+    int spare; /* so many drains may stop after one event, without the read that finds none */
     int again; /* go on where the last drain has stopped, and take no new events */
     char more;
     int failed; /* errno of `failed_call` */
     const char *failed_call;
-    struct aio_state **states; /* by index */
-    PyObject **keepers;        /* the object of each state */
-    PyObject **owners;         /* the object that is called with its events */
-    uint32_t n_states;
+    struct entry *entries; /* by index */
+    uint32_t n_entries;
     uint32_t *undelivered; /* events for which no owner was called yet, from `first` to `last`: see
-                              TOLD */
+                              PACK_EVENTS */
     uint32_t first;
     uint32_t last;
     uint32_t room;
     PyObject *error;  /* the exception of a task, for drain() to raise */
     int left;         /* the result of a drain, for drain() */
-    PyObject *poller; /* Poller, or NULL or None: every wait is by event */
+    PyObject *poller; /* Poller, or NULL: every wait is by event */
     char draining;
     char deferred;
     char stopped;
@@ -109,9 +118,9 @@ static int drain_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->error);
     Py_VISIT(self->poller);
-    for (uint32_t i = 0; i < self->n_states; i++) {
-        Py_VISIT(self->owners[i]);
-        Py_VISIT(self->keepers[i]);
+    for (uint32_t i = 0; i < self->n_entries; i++) {
+        Py_VISIT(self->entries[i].owner);
+        Py_VISIT(self->entries[i].keeper);
     }
     return 0;
 }
@@ -122,10 +131,10 @@ static int drain_clear(PyObject *object)
 
     Py_CLEAR(self->error);
     Py_CLEAR(self->poller);
-    for (uint32_t i = 0; i < self->n_states; i++) {
-        self->states[i] = NULL;
-        Py_CLEAR(self->owners[i]);
-        Py_CLEAR(self->keepers[i]);
+    for (uint32_t i = 0; i < self->n_entries; i++) {
+        self->entries[i].sink = NULL;
+        Py_CLEAR(self->entries[i].owner);
+        Py_CLEAR(self->entries[i].keeper);
     }
     return 0;
 }
@@ -139,14 +148,12 @@ static void drain_dealloc(PyObject *object)
     drain_clear(object);
     PyMem_Free(self->completions);
     PyMem_Free(self->ready);
-    PyMem_Free(self->states);
-    PyMem_Free(self->keepers);
-    PyMem_Free(self->owners);
+    PyMem_Free(self->entries);
     PyMem_Free(self->undelivered);
     aio_free(object);
 }
 
-/* States */
+/* Entries */
 
 static int grow(void **array, size_t size, uint32_t before, uint32_t count)
 {
@@ -161,12 +168,12 @@ static int grow(void **array, size_t size, uint32_t before, uint32_t count)
     return 0;
 }
 
-static struct aio_state *state_of(PyObject *keeper)
+static const struct aio_sink *sink_of(PyObject *keeper)
 {
     if (Py_IS_TYPE(keeper, aio_message_state_type))
-        return &((MessageState *)keeper)->state.base;
+        return &aio_message_sink;
     if (Py_IS_TYPE(keeper, aio_stream_state_type))
-        return &((StreamState *)keeper)->state.base;
+        return &aio_stream_sink;
     PyErr_SetString(PyExc_TypeError, "a MessageState or StreamState is needed");
     return NULL;
 }
@@ -179,33 +186,38 @@ static PyObject *drain_add(PyObject *object, PyObject *args)
 {
     Drain *self = (Drain *)object;
     unsigned long long wr_id;
-    struct aio_state *state;
+    const struct aio_sink *sink;
     PyObject *keeper, *owner;
+    struct entry *entry, before;
     uint32_t index;
 
     if (!PyArg_ParseTuple(args, "KOO", &wr_id, &keeper, &owner))
         return NULL;
-    state = state_of(keeper);
-    if (!state)
+    sink = sink_of(keeper);
+    if (!sink)
         return NULL;
     index = (uint32_t)wr_id & AIO_INDEX_MASK;
     if (index == AIO_INDEX_MASK) {
         PyErr_SetString(PyExc_ValueError, "no such index");
         return NULL;
     }
-    if (index >= self->n_states) {
-        uint32_t count = index + 1 > 2 * self->n_states ? index + 1 : 2 * self->n_states;
+    if (index >= self->n_entries) {
+        uint32_t count = index + 1 > 2 * self->n_entries ? index + 1 : 2 * self->n_entries;
 
-        if (grow((void **)&self->states, sizeof(*self->states), self->n_states, count) ||
-            grow((void **)&self->keepers, sizeof(PyObject *), self->n_states, count) ||
-            grow((void **)&self->owners, sizeof(PyObject *), self->n_states, count))
+        if (grow((void **)&self->entries, sizeof(*self->entries), self->n_entries, count))
             return NULL;
-        self->n_states = count;
+        self->n_entries = count;
     }
-    state->id = wr_id & ~AIO_SUB_MASK;
-    self->states[index] = state;
-    replace(&self->owners[index], Py_NewRef(owner));
-    replace(&self->keepers[index], Py_NewRef(keeper));
+    entry = &self->entries[index];
+    before = *entry;
+    *entry = (struct entry){
+        .sink = sink,
+        .id = wr_id & ~AIO_SUB_MASK,
+        .keeper = Py_NewRef(keeper),
+        .owner = Py_NewRef(owner),
+    };
+    Py_XDECREF(before.owner);
+    Py_XDECREF(before.keeper);
     Py_RETURN_NONE;
 }
 
@@ -217,59 +229,52 @@ static PyObject *drain_remove_state(PyObject *object, PyObject *wr_id)
     Drain *self = (Drain *)object;
     unsigned long long id = PyLong_AsUnsignedLongLong(wr_id);
     uint32_t index = (uint32_t)id & AIO_INDEX_MASK;
-    PyObject *owner, *keeper;
+    struct entry before;
 
     if (PyErr_Occurred())
         return NULL;
-    if (index >= self->n_states)
+    if (index >= self->n_entries)
         Py_RETURN_NONE;
     for (uint32_t i = self->first; i < self->last; i++)
         if ((self->undelivered[i] & AIO_INDEX_MASK) == index)
             self->undelivered[i] |= AIO_INDEX_MASK;
-    self->states[index] = NULL;
-    owner = self->owners[index];
-    keeper = self->keepers[index];
-    self->owners[index] = self->keepers[index] = NULL;
-    Py_XDECREF(owner);
-    Py_XDECREF(keeper);
+    before = self->entries[index];
+    self->entries[index] = (struct entry){0};
+    Py_XDECREF(before.owner);
+    Py_XDECREF(before.keeper);
     Py_RETURN_NONE;
 }
 
-/*
- * Have the state of a completion take it; 0 if it is for Python.
- *
- * The order of a state's completions is kept: behind a completion for Python all others are for
- * Python, too, until Python has counted that completion.
- */
-static int take(Drain *self, const struct ibv_wc *wc)
+/* Have the state of a completion take it; 0 if it is for Python. */
+static int drain_dispatch(Drain *self, const struct ibv_wc *wc)
 {
     uint64_t index = wc->wr_id & AIO_INDEX_MASK;
-    struct aio_state *state;
-    uint32_t before;
+    struct entry *entry;
+    int events;
 
-    if (index >= self->n_states)
+    if (index >= self->n_entries)
         return 0;
-    state = self->states[index];
-    if (!state || state->id != (wc->wr_id & ~AIO_SUB_MASK))
+    entry = &self->entries[index];
+    if (!entry->sink || entry->id != (wc->wr_id & ~AIO_SUB_MASK))
         return 0;
-    before = state->events;
-    if (state->passed || !state->take(state, wc)) {
-        state->passed += state->ordered;
+    events = entry->sink->take(entry->keeper, wc);
+    if (events < 0)
         return 0;
-    }
-    if (state->events && !before)
+    if (events && !entry->events)
         self->ready[self->n_ready++] = (uint32_t)index;
+    entry->events |= (uint32_t)events;
     return 1;
 }
 
-/* Take the events out of the states: the states may be called again before their owners are. */
+/* Move the events to `ready`: states may take further completions before their owners are called.
+ */
 static void collect_events(Drain *self)
 {
     for (uint32_t i = 0; i < self->n_ready; i++) {
-        struct aio_state *state = self->states[self->ready[i]];
+        struct entry *entry = &self->entries[self->ready[i]];
 
-        self->ready[i] = TOLD(self->ready[i], state->events);
-        state->events = 0;
+        self->ready[i] = PACK_EVENTS(self->ready[i], entry->events);
+        entry->events = 0;
     }
 }
 
@@ -281,7 +286,7 @@ static void sort_out(Drain *self, int got)
     uint32_t n = self->n_completions;
 
     for (uint32_t i = n; i < n + (uint32_t)got; i++) {
-        if (!take(self, &self->completions[i])) {
+        if (!drain_dispatch(self, &self->completions[i])) {
             if (i != self->n_completions)
                 self->completions[self->n_completions] = self->completions[i];
             self->n_completions++;
@@ -290,7 +295,7 @@ static void sort_out(Drain *self, int got)
 }
 
 /* A call has failed; the first one of a drain counts. */
-static void fail(Drain *self, int code, const char *call)
+static void drain_record_error(Drain *self, int code, const char *call)
 {
     if (self->failed)
         return;
@@ -324,7 +329,7 @@ static void arm(Drain *self, struct ibv_cq *cq, struct aio_cq *own)
     int code = aio_arm(cq, own);
 
     if (code)
-        fail(self, code, "ibv_req_notify_cq");
+        drain_record_error(self, code, "ibv_req_notify_cq");
 }
 
 static void add_segment(Drain *self, const struct aio_cq *own, uint32_t count)
@@ -343,9 +348,7 @@ static void add_segment(Drain *self, const struct aio_cq *own, uint32_t count)
 
 static Poller *poller_of(const Drain *self)
 {
-    int has = self->poller && Py_IS_TYPE(self->poller, aio_poller_type);
-
-    return has ? (Poller *)self->poller : NULL;
+    return (Poller *)self->poller;
 }
 
 /* Whether a Poller is going to poll the queue, and to arm it at last. */
@@ -371,7 +374,7 @@ static void admit(Drain *self)
             if (errno == EINTR)
                 continue;
             if (errno != EAGAIN)
-                fail(self, errno, "ibv_get_cq_event");
+                drain_record_error(self, errno, "ibv_get_cq_event");
             else if (taken == 1)
                 self->spare = SPARE;
             return;
@@ -438,7 +441,7 @@ static void settle(Drain *self)
  * raises an event, because the queue was armed before.
  *
  * Returns 0 if nothing is left to do; else the sum of LOOK: there is work for Python; AGAIN: to be
- * called again after the owners; TOLD_ONLY: owners are to be called.
+ * called again after the owners; EVENTS_ONLY: owners are to be called.
  */
 #define TURN        64
 #define LOOK        1
@@ -478,7 +481,7 @@ static int drain_once(Drain *self)
         if (again)
             break;
         if (empty < 0)
-            fail(self, -empty, "ibv_poll_cq");
+            drain_record_error(self, -empty, "ibv_poll_cq");
         if (empty) {
             settle(self);
             continue;
@@ -495,30 +498,24 @@ static int drain_once(Drain *self)
 /* Owners */
 
 /* Call the owner of a state with its events, unless the state was removed. */
-static int deliver(Drain *self, uint32_t entry)
+static int deliver(Drain *self, uint32_t told)
 {
-    uint32_t index = entry & AIO_INDEX_MASK, events = entry >> AIO_INDEX_BITS;
-    PyObject *owner = index < self->n_states ? self->owners[index] : NULL;
+    uint32_t index = told & AIO_INDEX_MASK, events = told >> AIO_INDEX_BITS;
+    const struct entry *entry = index < self->n_entries ? &self->entries[index] : NULL;
+    PyObject *owner;
     int rc;
 
-    if (!owner)
+    if (!entry || !entry->sink)
         return 0;
-    Py_INCREF(owner); /* the owner may remove its state */
-    if (Py_IS_TYPE(owner, aio_message_state_type)) {
-        ((MessageState *)owner)->soon = self->soon;
-        rc = aio_message_events((MessageState *)owner, events, 0);
-    } else if (Py_IS_TYPE(owner, aio_stream_state_type)) {
-        ((StreamState *)owner)->soon = self->soon;
-        rc = aio_stream_events((StreamState *)owner, events);
-    } else {
-        rc = aio_call_with(owner, events);
-    }
+    owner = Py_NewRef(entry->owner); /* which may remove its state */
+    rc = owner == entry->keeper ? entry->sink->deliver(owner, events, self->soon)
+                                : aio_call_with(owner, events);
     Py_DECREF(owner);
     return rc;
 }
 
-/* Have the events of the last drain or sweep wait, behind those that wait already. 0, or -1. */
-static int keep(Drain *self)
+/* Append the events of the last drain or sweep to the undelivered ones: 0, or -1 without memory. */
+static int queue_events(Drain *self)
 {
     uint32_t count = self->n_ready, kept = self->last - self->first;
 
@@ -570,7 +567,7 @@ static int drain_and_deliver(Drain *self)
         if (!took)
             return 0;
         self->draining = 1;
-        if (keep(self))
+        if (queue_events(self))
             return -1;
         if (took & LOOK)
             return took;
@@ -600,7 +597,7 @@ static int spin_and_deliver(Drain *self)
     uint64_t token;
     int got, rc = 0;
 
-    if (!poller || poller->ask == Py_None) /* the channel is closed, or has failed */
+    if (!poller || !poller->ask) /* the channel is closed, or has failed */
         return 0;
     Py_INCREF((PyObject *)poller);
     self->failed = 0;
@@ -608,7 +605,7 @@ static int spin_and_deliver(Drain *self)
     got = aio_poller_turn(poller, polled, TURN < self->most ? TURN : self->most, &token);
     self->more = self->n_pending > 0;
     if (got < 0) {
-        fail(self, EIO, "ibv_poll_cq");
+        drain_record_error(self, EIO, "ibv_poll_cq");
         rc = LOOK;
     } else if (got && !self->stopped) {
         memcpy(self->completions, polled, (size_t)got * sizeof(*polled));
@@ -618,7 +615,7 @@ static int spin_and_deliver(Drain *self)
                 (struct segment){.token = token, .count = self->n_completions};
         collect_events(self);
         self->draining = 1;
-        rc = keep(self) ? -1 : self->n_segments ? LOOK : deliver_all(self);
+        rc = queue_events(self) ? -1 : self->n_segments ? LOOK : deliver_all(self);
     }
     /* Whatever an owner has raised: queues may not be armed yet. */
     PyErr_Fetch(&type, &value, &traceback);
@@ -637,6 +634,7 @@ static PyObject *drain_drain(PyObject *object, PyObject *Py_UNUSED(unused))
     Drain *self = (Drain *)object;
     int took;
 
+    self->draining = 1;
     if (self->error) {
         PyObject *error = self->error;
 
@@ -722,7 +720,7 @@ static PyObject *sweep(Drain *self, struct ibv_cq *cq, int or_nothing)
     for (uint32_t i = 0; i < self->n_ready; i++)
         arrived += (self->ready[i] >> AIO_INDEX_BITS) & AIO_EVENT_ARRIVED;
     records = records_of(self->completions, self->n_completions);
-    if (keep(self))
+    if (queue_events(self))
         replace(&records, NULL);
     if (!records)
         return NULL;
@@ -789,6 +787,52 @@ static PyObject *drain_forget(PyObject *object, PyObject *address)
     Py_RETURN_NONE;
 }
 
+static PyObject *drain_defer(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    Drain *self = (Drain *)object;
+
+    self->deferred |= self->draining;
+    return PyBool_FromLong(self->draining);
+}
+
+static PyObject *drain_finish(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    ((Drain *)object)->draining = ((Drain *)object)->deferred = 0;
+    Py_RETURN_NONE;
+}
+
+static PyObject *drain_take_all(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    ((Drain *)object)->spare = 0;
+    Py_RETURN_NONE;
+}
+
+static PyObject *drain_stop(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    ((Drain *)object)->stopped = 1;
+    Py_RETURN_NONE;
+}
+
+static PyObject *drain_resume_by_loop(PyObject *object, PyObject *value)
+{
+    int soon = PyObject_IsTrue(value);
+
+    if (soon < 0)
+        return NULL;
+    ((Drain *)object)->soon = (char)soon;
+    Py_RETURN_NONE;
+}
+
+static PyObject *drain_poll_with(PyObject *object, PyObject *poller)
+{
+    if (!Py_IS_TYPE(poller, aio_poller_type)) {
+        PyErr_SetString(PyExc_TypeError, "a Poller is needed");
+        return NULL;
+    }
+    replace(&((Drain *)object)->poller, Py_NewRef(poller));
+    Py_RETURN_NONE;
+}
+
 static PyObject *drain_get_undelivered(PyObject *object, void *Py_UNUSED(unused))
 {
     return PyLong_FromUnsignedLong(((Drain *)object)->last - ((Drain *)object)->first);
@@ -799,8 +843,8 @@ static PyObject *drain_get_n_states(PyObject *object, void *Py_UNUSED(unused))
     Drain *self = (Drain *)object;
     long count = 0;
 
-    for (uint32_t i = 0; i < self->n_states; i++)
-        count += self->states[i] != NULL;
+    for (uint32_t i = 0; i < self->n_entries; i++)
+        count += self->entries[i].sink != NULL;
     return PyLong_FromLong(count);
 }
 
@@ -819,16 +863,22 @@ static PyMethodDef drain_methods[] = {
      "Tell the owners of events; with an exception, the others are still to be told."},
     {"forget", drain_forget, METH_O,
      "Acknowledge the event of the queue with this address that is at hand; 0: of all queues."},
+    {"defer", drain_defer, METH_NOARGS,
+     "Python has a function to run when the tasks have run; False if none are being resumed."},
+    {"finish", drain_finish, METH_NOARGS, "The tasks have run, and so have Python's functions."},
+    {"take_all", drain_take_all, METH_NOARGS,
+     "The next drain takes all events, even if the last ones have found a single event each."},
+    {"stop", drain_stop, METH_NOARGS, "The channel is not to be touched any more."},
+    {"resume_by_loop", drain_resume_by_loop, METH_O,
+     "Whether the loop resumes the tasks, by call_soon."},
+    {"poll_with", drain_poll_with, METH_O, "Waits may begin with polling, by this Poller."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyMemberDef drain_members[] = {
-    {"draining", T_BOOL, offsetof(Drain, draining), 0, "Whether tasks are being resumed."},
-    {"poller", T_OBJECT, offsetof(Drain, poller), 0, "Its Poller, if a wait begins with a spin."},
-    {"deferred", T_BOOL, offsetof(Drain, deferred), 0, "Whether Python has to run something."},
-    {"stopped", T_BOOL, offsetof(Drain, stopped), 0, "Whether the channel is not to be touched."},
-    {"soon", T_BOOL, offsetof(Drain, soon), 0, "Whether the loop resumes the tasks, by call_soon."},
-    {"spare", T_INT, offsetof(Drain, spare), 0, "Drains that may leave off after one event."},
+    {"draining", T_BOOL, offsetof(Drain, draining), READONLY, "Whether tasks are being resumed."},
+    {"poller", T_OBJECT, offsetof(Drain, poller), READONLY,
+     "Its Poller, if a wait begins with a spin."},
     {"n_pending", T_UINT, offsetof(Drain, n_pending), READONLY, "Queues that are being polled."},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(Drain, weak), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
@@ -920,7 +970,7 @@ static int all_done(Drain *drain, int took)
     return 1;
 }
 
-static PyObject *call(Readable *self, int (*function)(Drain *))
+static PyObject *readable_call(Readable *self, int (*function)(Drain *))
 {
     PyObject *drain = PyObject_CallNoArgs(self->drain);
     PyObject *slow, *result;
@@ -944,12 +994,12 @@ static PyObject *call(Readable *self, int (*function)(Drain *))
 
 static PyObject *readable_run(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    return call((Readable *)object, drain_and_deliver);
+    return readable_call((Readable *)object, drain_and_deliver);
 }
 
 static PyObject *readable_spin(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    return call((Readable *)object, spin_and_deliver);
+    return readable_call((Readable *)object, spin_and_deliver);
 }
 
 /* A method, which is called without the tuple of arguments that a call of the object takes. */

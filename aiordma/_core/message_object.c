@@ -10,7 +10,7 @@
  * A Loan keeps bytes of a message for the library: the adapter may read them after a send was
  * canceled.  A program cannot end a loan, and so a loan does not prevent a release.
  *
- * Held keeps bytes of a buffer, by a reference that the cycle collector does not visit.
+ * BufferExport keeps bytes of a buffer, by a reference that the cycle collector does not visit.
  *
  * The bytes are held by a memoryview of their own, which no other object has, of which only the
  * address is used, and which is never shown to the collector: it alone decides when they go.
@@ -73,23 +73,38 @@ static PyObject *copy_of(const char *start, Py_ssize_t length)
     return copy;
 }
 
+PyObject *aio_message_copied(const char *bytes, Py_ssize_t length)
+{
+    Message *message =
+        (Message *)aio_make_again(&aio_spare_messages, aio_message_type, sizeof(Message));
+    PyObject *copy = message ? copy_of(bytes, length) : NULL;
+
+    if (!copy) {
+        Py_XDECREF((PyObject *)message);
+        return NULL;
+    }
+    message->imm = Py_NewRef(Py_None);
+    aio_message_own(message, copy);
+    return (PyObject *)message;
+}
+
 /* Export the bytes of a view that exists as those of `owner`. */
 static int aio_export(const AioBytes *bytes, PyObject *owner, Py_buffer *view, int flags)
 {
     return PyBuffer_FillInfo(view, owner, bytes->start, bytes->length, bytes->readonly, flags);
 }
 
-/* Held */
+/* BufferExport */
 
 typedef struct {
     PyObject_HEAD
     AioBytes bytes;
-} Held;
+} BufferExport;
 
-static int held_init(PyObject *object, PyObject *args, PyObject *kwargs)
+static int buffer_export_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"buffer", NULL};
-    Held *self = (Held *)object;
+    BufferExport *self = (BufferExport *)object;
     PyObject *buffer;
 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O", names, &buffer))
@@ -101,36 +116,36 @@ static int held_init(PyObject *object, PyObject *args, PyObject *kwargs)
     return aio_hold(&self->bytes, buffer);
 }
 
-static void held_dealloc(PyObject *object)
+static void buffer_export_dealloc(PyObject *object)
 {
-    aio_let_loose(&((Held *)object)->bytes);
+    aio_let_loose(&((BufferExport *)object)->bytes);
     aio_free(object);
 }
 
-static int held_getbuffer(PyObject *object, Py_buffer *view, int flags)
+static int buffer_export_getbuffer(PyObject *object, Py_buffer *view, int flags)
 {
-    if (!((Held *)object)->bytes.view) {
+    if (!((BufferExport *)object)->bytes.view) {
         PyErr_SetString(PyExc_ValueError, "no buffer is held");
         view->obj = NULL;
         return -1;
     }
-    return aio_export(&((Held *)object)->bytes, object, view, flags);
+    return aio_export(&((BufferExport *)object)->bytes, object, view, flags);
 }
 
-static PyType_Slot held_slots[] = {
-    {Py_tp_init, held_init},
-    {Py_tp_dealloc, held_dealloc},
-    {Py_bf_getbuffer, held_getbuffer},
+static PyType_Slot buffer_export_slots[] = {
+    {Py_tp_init, buffer_export_init},
+    {Py_tp_dealloc, buffer_export_dealloc},
+    {Py_bf_getbuffer, buffer_export_getbuffer},
     {Py_tp_doc, "The bytes of a contiguous buffer, for C; the buffer stays exported as long as "
                 "this lives."},
     {0, NULL},
 };
 
-PyType_Spec aio_held_spec = {
-    .name = "aiordma._core.Held",
-    .basicsize = sizeof(Held),
+PyType_Spec aio_buffer_export_spec = {
+    .name = "aiordma._core.BufferExport",
+    .basicsize = sizeof(BufferExport),
     .flags = Py_TPFLAGS_DEFAULT,
-    .slots = held_slots,
+    .slots = buffer_export_slots,
 };
 
 /* Message */
@@ -195,10 +210,9 @@ static int refuse_released(const Message *self)
 }
 
 /* Make the view of the message's bytes, unless there is one. 0, or -1. */
-static int look(Message *self)
+static int message_look(Message *self)
 {
     const MessageState *state = (MessageState *)self->keeper;
-    const struct aio_message_state *m;
     AioBytes bytes = {0};
     PyObject *slots;
     uint64_t offset;
@@ -208,10 +222,7 @@ static int look(Message *self)
         return -1;
     if (self->bytes.view)
         return 0;
-    m = &state->state;
-    later = self->slot >= m->recv.base;
-    offset = (uint64_t)(self->slot - (later ? m->recv.base : 0)) * m->recv.stride +
-             aio_head_size(m, self->bare);
+    offset = connection_slot_offset(state->connection, self->slot, self->bare, &later);
     slots = state->receiver
                 ? PyObject_GetAttr(state->receiver, later ? aio_name.more_slots : aio_name.slots)
                 : PyErr_Format(PyExc_SystemError, "a message without a receiver");
@@ -243,13 +254,12 @@ const char *aio_message_bytes(Message *self)
     const MessageState *state = (MessageState *)self->keeper;
 
     if (!self->bytes.view && self->in_slot && state && state->memory && !self->over)
-        return (const char *)(uintptr_t)aio_slot_addr(&state->state.recv, self->slot) +
-               aio_head_size(&state->state, self->bare);
-    return look(self) ? NULL : self->bytes.start;
+        return connection_slot_bytes(state->connection, self->slot, self->bare);
+    return message_look(self) ? NULL : self->bytes.start;
 }
 
 /* Give the memory back to the keeper: 0, or -1 with an exception. */
-static int give_back(Message *self)
+static int message_give_back(Message *self)
 {
     PyObject *keeper = self->keeper, *result;
     MessageState *owner = (MessageState *)keeper;
@@ -262,8 +272,8 @@ static int give_back(Message *self)
         result = PyObject_CallFunctionObjArgs(keeper, is_in_use(self) ? Py_True : Py_False, NULL);
     } else if (!is_in_use(self) && PyThread_get_thread_ident() == owner->thread) {
         if (self->kept)
-            owner->state.held--;
-        code = aio_message_back(&owner->state, self->slot);
+            connection_release_kept(owner->connection);
+        code = connection_release_slot(owner->connection, self->slot);
         result = code
                      ? PyObject_CallMethod(owner->receiver, "_posted_again", "Ii", self->slot, code)
                      : Py_NewRef(Py_None);
@@ -278,12 +288,12 @@ static int give_back(Message *self)
 }
 
 /* Release the message: the memory goes back at once, or with the end of the last export or loan. */
-static int let_go(Message *self)
+static int message_let_go(Message *self)
 {
     self->over = 1;
     if (!is_in_use(self))
         aio_let_loose(&self->bytes);
-    return give_back(self);
+    return message_give_back(self);
 }
 
 static PyObject *message_release(PyObject *object, PyObject *Py_UNUSED(unused))
@@ -295,7 +305,7 @@ static PyObject *message_release(PyObject *object, PyObject *Py_UNUSED(unused))
                      self->exports == 1 ? "" : "s");
         return NULL;
     }
-    if (let_go(self))
+    if (message_let_go(self))
         return NULL;
     Py_RETURN_NONE;
 }
@@ -312,14 +322,14 @@ static PyObject *message_detach(PyObject *object, PyObject *Py_UNUSED(unused))
         PyErr_SetString(PyExc_BufferError, "an exported message cannot be moved");
         return NULL;
     }
-    if (look(self))
+    if (message_look(self))
         return NULL;
     copy = copy_of(self->bytes.start, self->length);
     if (!copy)
         return NULL;
     aio_let_loose(&self->bytes);
     aio_message_own(self, copy);
-    if (give_back(self))
+    if (message_give_back(self))
         return NULL;
     Py_RETURN_NONE;
 }
@@ -330,7 +340,7 @@ static void forgotten(Message *self, PyObject *source)
     PyObject *type, *value, *traceback;
 
     PyErr_Fetch(&type, &value, &traceback);
-    if (let_go(self))
+    if (message_let_go(self))
         PyErr_WriteUnraisable(source);
     PyErr_Restore(type, value, traceback);
 }
@@ -388,7 +398,7 @@ static int message_getbuffer(PyObject *object, Py_buffer *view, int flags)
 {
     Message *self = (Message *)object;
 
-    if (look(self) || aio_export(&self->bytes, object, view, flags)) {
+    if (message_look(self) || aio_export(&self->bytes, object, view, flags)) {
         view->obj = NULL;
         return -1;
     }
@@ -413,7 +423,7 @@ static PyObject *message_lend(PyObject *object, PyObject *view)
     Py_buffer seen;
     Loan *loan;
 
-    if (look(self) || PyObject_GetBuffer(view, &seen, PyBUF_SIMPLE))
+    if (message_look(self) || PyObject_GetBuffer(view, &seen, PyBUF_SIMPLE))
         return NULL;
     bytes = self->bytes;
     bytes.start = seen.buf;
@@ -659,7 +669,7 @@ static PyGetSetDef message_getset[] = {
 
 static PyMemberDef message_members[] = {
     {"imm", T_OBJECT, offsetof(Message, imm), READONLY, "The sender's 32-bit immediate, or None."},
-    {"_kept", T_BOOL, offsetof(Message, kept), 0, NULL},
+    {"_kept", T_BOOL, offsetof(Message, kept), READONLY, NULL},
     {"_in_slot", T_BOOL, offsetof(Message, in_slot), READONLY, NULL},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(Message, weak), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},

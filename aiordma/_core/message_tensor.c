@@ -91,14 +91,12 @@ static void end_capsule(PyObject *capsule)
 /* Export the bytes of the message, or a copy of them: 0, or -1. */
 static int export_bytes(Message *self, int copy, Py_buffer *bytes)
 {
-    const char *start;
     PyObject *owner;
     int code;
 
     if (!copy)
         return PyObject_GetBuffer((PyObject *)self, bytes, PyBUF_SIMPLE);
-    start = aio_message_bytes(self);
-    owner = start ? PyByteArray_FromStringAndSize(start, self->length) : NULL;
+    owner = PyByteArray_FromObject((PyObject *)self);
     code = owner ? PyObject_GetBuffer(owner, bytes, PyBUF_SIMPLE) : -1;
     Py_XDECREF(owner);
     return code;

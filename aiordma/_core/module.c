@@ -9,6 +9,7 @@
  * So there is one module, which is the main interpreter's; a second import of it gets the same,
  * and another interpreter, which would leave types behind that it has freed, is refused.
  */
+#include "admission.h"
 #include "core.h"
 
 static PyObject *the_module;
@@ -41,6 +42,8 @@ static PyObject *core_create(PyObject *spec, PyModuleDef *Py_UNUSED(definition))
 /* The numbers of protocol.h for Python, so that each is written once. */
 static int add_constants(PyObject *module)
 {
+    /* A line for each, whatever their number: clang-format would put some numbers into columns. */
+    /* clang-format off */
     static const struct {
         const char *name;
         long value;
@@ -50,6 +53,7 @@ static int add_constants(PyObject *module)
         CONSTANT(SUB_RECV),
         CONSTANT(SUB_READ),
         CONSTANT(SUB_OPERATE),
+        CONSTANT(SUB_NOTED),
         CONSTANT(EVENT_ARRIVED),
         CONSTANT(EVENT_OPERATED),
         CONSTANT(EVENT_ROOM),
@@ -57,27 +61,10 @@ static int add_constants(PyObject *module)
         CONSTANT(EVENT_FRAMES),
         CONSTANT(EVENT_FAILED),
         CONSTANT(EVENT_IDLE),
+        CONSTANT(EVENT_NOTED),
         CONSTANT(FRAME_SIZE),
+        CONSTANT(PROOF_SIZE),
         CONSTANT(FRAME_HAS_IMM),
-        CONSTANT(FRAME_CREDIT),
-        CONSTANT(FRAME_DATA),
-        CONSTANT(FRAME_RENDEZVOUS),
-        CONSTANT(FRAME_DONE),
-        CONSTANT(FRAME_PING),
-        CONSTANT(FRAME_PONG),
-        CONSTANT(FRAME_END),
-        CONSTANT(FRAME_ABORT),
-        CONSTANT(WRONG_SHORT),
-        CONSTANT(WRONG_LENGTH),
-        CONSTANT(WRONG_CREDIT),
-        CONSTANT(WRONG_KIND),
-        CONSTANT(WRONG_WRITE),
-        CONSTANT(WRONG_DONE),
-        CONSTANT(WRONG_SIZE),
-        CONSTANT(WRONG_ORDER),
-        CONSTANT(WRONG_BARE),
-        CONSTANT(WRONG_NUMBER),
-        CONSTANT(WRONG_TURN),
         CONSTANT(FRAME_MORE),
         CONSTANT(FRAME_FREE),
         CONSTANT(LANDING_SHIFT),
@@ -93,15 +80,60 @@ static int add_constants(PyObject *module)
         CONSTANT(STREAM_CONTROL_SIZE),
         CONSTANT(STREAM_PROBE),
         CONSTANT(LARGEST_REQUEST),
+        CONSTANT(LARGEST_COPY),
+        CONSTANT(OPERATION_CHAIN),
         CONSTANT(CHAIN),
         CONSTANT(WORD_SGL),
         CONSTANT(STREAM_GROW),
+        CONSTANT(OWES_NOTHING),
+        CONSTANT(OWES_WORD),
+        CONSTANT(OWES_MAPPING),
+        CONSTANT(NO_ROOM),
+        CONSTANT(LACKS_SLOT),
+        CONSTANT(REFUSED_OUTSIDE),
+        CONSTANT(REFUSED_RIGHT),
+        CONSTANT(REFUSED_ALIGNMENT),
+        CONSTANT(REFUSED_REVOKED),
+        CONSTANT(FOR_PYTHON),
+        CONSTANT(STREAM_NO_CREDIT),
+        CONSTANT(STREAM_NO_SPACE),
+        CONSTANT(STREAM_BAD_LIMIT),
+        CONSTANT(STREAM_BAD_BUFFER),
+        CONSTANT(STREAM_THIRD_BUFFER),
     };
+    /* clang-format on */
 
     for (size_t i = 0; i < sizeof(constants) / sizeof(constants[0]); i++)
         if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value))
             return -1;
     return 0;
+}
+
+/* The names of an enumeration, as a tuple. */
+static int add_tuple(PyObject *module, const char *name, const char *const *texts, Py_ssize_t count)
+{
+    PyObject *tuple = PyTuple_New(count);
+    int rc = -1;
+
+    for (Py_ssize_t i = 0; tuple && i < count; i++) {
+        PyObject *text = PyUnicode_FromString(texts[i]);
+
+        if (!text || PyTuple_SetItem(tuple, i, text))
+            Py_CLEAR(tuple);
+    }
+    if (tuple)
+        rc = PyModule_AddObjectRef(module, name, tuple);
+    Py_XDECREF(tuple);
+    return rc;
+}
+
+static int add_enumerations(PyObject *module)
+{
+    static const char *const kinds[] = {AIO_FRAME_KINDS(AIO_TEXT)};
+    static const char *const violations[] = {AIO_VIOLATIONS(AIO_TEXT)};
+
+    return add_tuple(module, "FRAME_KINDS", kinds, sizeof(kinds) / sizeof(kinds[0])) ||
+           add_tuple(module, "VIOLATIONS", violations, sizeof(violations) / sizeof(violations[0]));
 }
 
 #define NAMED(name) {&aio_name.name, #name},
@@ -142,10 +174,12 @@ static int add_types(PyObject *module)
 
 static int core_exec(PyObject *module)
 {
-    if (!is_filled && (add_constants(module) || add_names() || aio_prepare_wakeup() ||
-                       add_types(module) || PyModule_AddFunctions(module, aio_alarm_functions) ||
-                       PyModule_AddFunctions(module, aio_checksum_functions) ||
-                       PyModule_AddFunctions(module, aio_tally_functions)))
+    if (!is_filled &&
+        (add_constants(module) || add_enumerations(module) || add_names() || aio_prepare_wakeup() ||
+         add_types(module) || PyModule_AddFunctions(module, aio_alarm_functions) ||
+         PyModule_AddFunctions(module, aio_checksum_functions) ||
+         PyModule_AddFunctions(module, aio_tally_functions) ||
+         PyModule_AddFunctions(module, aio_operation_functions)))
         return -1;
     if (!is_filled)
         aio_prepare_checksum();

@@ -18,6 +18,9 @@
  * has all rules, and the texts of the errors.  A transfer that does not pass here is left to
  * Python, which does it in another way or refuses it.
  *
+ * `change` posts an atomic in the same way, whose result is an integer and no memory of the
+ * program.
+ *
  * The bytes of other buffers are copied through `bounce`, registered memory that Python lends after
  * its first transfer of this kind.  A WRITE copies before the post, so that the buffer is free at
  * once; and it needs no room there if it goes inline.  A READ copies at its end, and its buffer
@@ -33,6 +36,8 @@
 #include "core.h"
 
 #include <unistd.h>
+
+#include "admission.h"
 
 /* Registration */
 
@@ -72,7 +77,7 @@ static PyObject *registration_shut(PyObject *object, PyObject *Py_UNUSED(unused)
 }
 
 /* One use less; whether the region waits for it. */
-static int aio_registration_leave(Registration *self)
+int aio_registration_leave(Registration *self)
 {
     return --self->uses == 0 && self->closing;
 }
@@ -142,7 +147,15 @@ static void operation_dealloc(PyObject *object)
     aio_free(object);
 }
 
-/* As a Wakeup, but it ends with the number of bytes; 0 if a READ or atomic was not complete. */
+/* What the wait ends with: the bytes, 0 if a READ or atomic was not complete; or of `change`. */
+static PyObject *operation_result(const Operation *self)
+{
+    if (!self->changes)
+        return PyLong_FromUnsignedLong(self->length);
+    return self->length ? PyLong_FromUnsignedLongLong(self->before) : Py_NewRef(Py_None);
+}
+
+/* As a Wakeup, but it ends with `operation_result`. */
 static PySendResult operation_send(PyObject *object, PyObject *Py_UNUSED(value), PyObject **result)
 {
     *result = aio_wakeup_next(object);
@@ -150,20 +163,20 @@ static PySendResult operation_send(PyObject *object, PyObject *Py_UNUSED(value),
         return PYGEN_NEXT;
     if (PyErr_Occurred())
         return PYGEN_ERROR;
-    *result = PyLong_FromUnsignedLong(((Operation *)object)->length);
+    *result = operation_result((Operation *)object);
     return *result ? PYGEN_RETURN : PYGEN_ERROR;
 }
 
 /* For a caller that iterates, as the interpreter does while it is traced. */
 static PyObject *operation_next(PyObject *object)
 {
-    PyObject *length, *next = aio_wakeup_next(object);
+    PyObject *ended, *next = aio_wakeup_next(object);
 
     if (!next && !PyErr_Occurred()) {
-        length = PyLong_FromUnsignedLong(((Operation *)object)->length);
-        if (length)
-            PyErr_SetObject(PyExc_StopIteration, length);
-        Py_XDECREF(length);
+        ended = operation_result((Operation *)object);
+        if (ended)
+            PyErr_SetObject(PyExc_StopIteration, ended);
+        Py_XDECREF(ended);
     }
     return next;
 }
@@ -192,11 +205,11 @@ PyType_Spec aio_operation_spec = {
 };
 
 /* The operation that is under way with a number; borrowed, or NULL. */
-static Operation *under_way(const MessageState *self, uint32_t number)
+static Operation *operation_under_way(const MessageState *self, uint32_t number)
 {
     Operation *operation;
 
-    if (!self->operations || number >= self->state.n_operations)
+    if (!self->operations || (int64_t)number >= connection_n_operations(self->connection))
         return NULL;
     operation = (Operation *)self->operations[number];
     return operation && operation->region ? operation : NULL;
@@ -206,13 +219,14 @@ static Operation *under_way(const MessageState *self, uint32_t number)
  * The object for a number, made or used again; borrowed, or NULL.  Up to Python 3.11 the collector
  * may run a function of the program meanwhile, which takes the number itself: see aio_post.
  */
-static Operation *fresh(MessageState *self, uint32_t number)
+static Operation *operation_for(MessageState *self, uint32_t number)
 {
     Operation *operation;
     PyObject *made;
 
     if (!self->operations) {
-        self->operations = PyMem_Calloc(self->state.n_operations, sizeof(PyObject *));
+        self->operations =
+            PyMem_Calloc((size_t)connection_n_operations(self->connection), sizeof(PyObject *));
         if (!self->operations)
             return (Operation *)PyErr_NoMemory();
     }
@@ -224,9 +238,9 @@ static Operation *fresh(MessageState *self, uint32_t number)
     made = PyType_GenericAlloc(aio_operation_type, 0);
     if (!made)
         return NULL;
-    ((Wakeup *)made)->loop = Py_XNewRef(self->parked->wakeup.loop);
+    ((Wakeup *)made)->loop = Py_XNewRef(self->receive_wakeup->wakeup.loop);
     ((Wakeup *)made)->spin = Py_XNewRef(self->spin);
-    if (under_way(self, number))
+    if (operation_under_way(self, number))
         Py_DECREF(made);
     else
         replace(&self->operations[number], made);
@@ -234,7 +248,7 @@ static Operation *fresh(MessageState *self, uint32_t number)
 }
 
 /* The first position in `bounce` with so many bytes in a row; whether they are free. */
-static int fits(const MessageState *self, uint32_t length, uint32_t *position)
+static int bounce_fits(const MessageState *self, uint32_t length, uint32_t *position)
 {
     uint32_t size = (uint32_t)self->bounce->length, left = size - self->bounce_head % size;
 
@@ -243,12 +257,14 @@ static int fits(const MessageState *self, uint32_t length, uint32_t *position)
 }
 
 /* Free what no operation has any more: not at the end of each, but when room is needed. */
-static void reclaim(MessageState *self)
+static void bounce_reclaim(MessageState *self)
 {
-    uint32_t first = self->bounce_head;
+    uint32_t first = self->bounce_head, count = 0;
 
-    for (uint32_t i = 0; self->state.operating && i < self->state.n_operations; i++) {
-        const Operation *operation = under_way(self, i);
+    if (connection_operating(self->connection))
+        count = (uint32_t)connection_n_operations(self->connection);
+    for (uint32_t i = 0; i < count; i++) {
+        const Operation *operation = operation_under_way(self, i);
 
         if (operation && operation->place && (int32_t)(operation->position - first) < 0)
             first = operation->position;
@@ -259,14 +275,14 @@ static void reclaim(MessageState *self)
 }
 
 /* Whether the adapter writes to the local memory. */
-static int lands(uint32_t opcode)
+int aio_operation_lands(uint32_t opcode)
 {
     return opcode == IBV_WR_RDMA_READ || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD ||
            opcode == IBV_WR_ATOMIC_CMP_AND_SWP;
 }
 
 /* Random enough that no data are like it by chance; different in each process. */
-static uint64_t next_mark(void)
+uint64_t aio_next_mark(void)
 {
     static uint64_t state;
     uint64_t mark;
@@ -284,16 +300,17 @@ static void mark_tail(Operation *operation, const struct aio_operation *request,
                       const Registration *registration)
 {
     operation->tail = NULL;
-    if (!registration->memory || !lands(request->opcode) || request->length < sizeof(uint64_t))
+    if (!registration->memory || !aio_operation_lands(request->opcode) ||
+        request->length < sizeof(uint64_t))
         return;
     operation->tail = registration->memory + (request->addr - registration->addr) +
                       request->length - sizeof(uint64_t);
-    operation->mark = next_mark();
+    operation->mark = aio_next_mark();
     memcpy(operation->tail, &operation->mark, sizeof(uint64_t));
 }
 
 /* Whether the adapter has written all of the memory of an operation that has succeeded. */
-static int arrived(Operation *operation)
+static int operation_has_landed(Operation *operation)
 {
     if (!operation->tail || memcmp(operation->tail, &operation->mark, sizeof(uint64_t)))
         return 1;
@@ -302,21 +319,22 @@ static int arrived(Operation *operation)
 }
 
 /* Name the bytes of a buffer in a request, copied if they have to be; whether there is room. */
-static int put(MessageState *self, struct aio_operation *request, const Py_buffer *view,
-               uint32_t *position)
+static int bounce_put(MessageState *self, struct aio_operation *request, const Py_buffer *view,
+                      uint32_t *position)
 {
     request->addr = (uint64_t)(uintptr_t)view->buf;
-    if (request->opcode == IBV_WR_RDMA_WRITE && request->length <= self->state.inline_size)
+    if (request->opcode == IBV_WR_RDMA_WRITE &&
+        request->length <= connection_inline_size(self->connection))
         return 1;
-    if (!self->state.operating)
-        reclaim(self); /* to the beginning, which is in the caches */
-    if (!fits(self, request->length, position)) {
-        reclaim(self);
-        if (!fits(self, request->length, position))
+    if (!connection_operating(self->connection))
+        bounce_reclaim(self); /* to the beginning, which is in the caches */
+    if (!bounce_fits(self, request->length, position)) {
+        bounce_reclaim(self);
+        if (!bounce_fits(self, request->length, position))
             return 0;
     }
     request->addr = self->bounce->addr + *position % (uint32_t)self->bounce->length;
-    if (!lands(request->opcode))
+    if (!aio_operation_lands(request->opcode))
         memcpy((void *)(uintptr_t)request->addr, view->buf, request->length);
     return 1;
 }
@@ -331,7 +349,7 @@ static int put(MessageState *self, struct aio_operation *request, const Py_buffe
 static PyObject *aio_post(MessageState *self, long number, struct aio_operation *request,
                           PyObject *region, Registration *registration, const Py_buffer *view)
 {
-    struct aio_message_state *m = &self->state;
+    struct aio_connection *c = self->connection;
     int any = number < 0, elsewhere = aio_is_elsewhere(self);
     uint32_t position = 0;
     Operation *operation;
@@ -342,16 +360,16 @@ static PyObject *aio_post(MessageState *self, long number, struct aio_operation 
     if (elsewhere)
         Py_RETURN_NONE;
     if (any) {
-        if (!m->n_operations_free || m->operations_wanted)
+        number = connection_peek_number(c);
+        if (number < 0)
             Py_RETURN_NONE;
-        number = m->operations_free[m->n_operations_free - 1];
     }
-    if (number >= (long)m->n_operations) {
+    if (number >= connection_n_operations(c)) {
         PyErr_SetString(PyExc_ValueError, "no such operation");
         return NULL;
     }
     request->number = (uint32_t)number;
-    operation = fresh(self, request->number);
+    operation = operation_for(self, request->number);
     if (!operation)
         return NULL;
     /* No function of the program runs from here to the last line. */
@@ -359,20 +377,23 @@ static PyObject *aio_post(MessageState *self, long number, struct aio_operation 
         PyErr_SetString(PyExc_RuntimeError, "the operation is under way");
         return NULL;
     }
-    if (!m->qp || m->over || registration->closing || operation->region ||
-        (view && !put(self, request, view, &position)))
+    if (!connection_may_operate(c) || registration->closing || operation->region ||
+        (view && !bounce_put(self, request, view, &position)))
         Py_RETURN_NONE;
     mark_tail(operation, request, registration);
-    code = aio_message_operate(m, request);
+    code = connection_post_operation(c, request);
+    if (code == AIO_NO_ROOM)
+        Py_RETURN_NONE;
     if (code)
         return PyLong_FromLong(code);
     if (any)
-        m->n_operations_free--;
+        connection_take_number(c);
     registration->uses++;
     operation->region = Py_NewRef(region);
     operation->opcode = (unsigned char)request->opcode;
     operation->length = request->length;
     operation->place = NULL;
+    operation->changes = 0;
     if (view && request->addr != (uint64_t)(uintptr_t)view->buf) {
         operation->place = (char *)(uintptr_t)request->addr;
         operation->position = position;
@@ -392,7 +413,8 @@ static PyObject *aio_post(MessageState *self, long number, struct aio_operation 
  */
 static int export_buffer(PyObject *buffer, uint32_t opcode, Py_buffer *view)
 {
-    int flags = (lands(opcode) ? PyBUF_WRITABLE : 0) | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT;
+    int flags =
+        (aio_operation_lands(opcode) ? PyBUF_WRITABLE : 0) | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT;
     PyObject *exporter = PyBytes_CheckExact(buffer) || PyByteArray_CheckExact(buffer)
                              ? Py_NewRef(buffer)
                              : PyMemoryView_FromObject(buffer);
@@ -405,7 +427,7 @@ static int export_buffer(PyObject *buffer, uint32_t opcode, Py_buffer *view)
 /* The export goes on until the end of the operation, if its result is copied to the buffer. */
 static void keep_export(PyObject *result, uint32_t opcode, Py_buffer *view)
 {
-    if (lands(opcode) && result && Py_IS_TYPE(result, aio_operation_type))
+    if (aio_operation_lands(opcode) && result && Py_IS_TYPE(result, aio_operation_type))
         ((Operation *)result)->view = *view;
     else
         PyBuffer_Release(view);
@@ -473,7 +495,7 @@ PyObject *aio_operate_copied(PyObject *object, PyObject *args)
     request.lkey = self->bounce->lkey;
     if (view.len && (uint64_t)view.len <= self->bounce->length) {
         request.length = (uint32_t)view.len;
-        result = aio_post(self, number, &request, self->lent, self->bounce, &view);
+        result = aio_post(self, number, &request, self->bounce_region, self->bounce, &view);
     } else {
         result = Py_NewRef(Py_None);
     }
@@ -485,7 +507,8 @@ PyObject *aio_operate_copied(PyObject *object, PyObject *args)
  * The operation has ended: its region, which is still in use; the reference is the caller's, as is
  * one to the operation.  The end of the export may run a function of the program, which may post.
  */
-static PyObject *leave(MessageState *self, Operation *operation, uint32_t number, int good)
+static PyObject *operation_finish(MessageState *self, Operation *operation, uint32_t number,
+                                  int good)
 {
     PyObject *region = operation->region;
     Py_buffer view = operation->view;
@@ -493,30 +516,16 @@ static PyObject *leave(MessageState *self, Operation *operation, uint32_t number
     Py_INCREF((PyObject *)operation);
     if (good && view.obj)
         memcpy(view.buf, operation->place, operation->length);
+    else if (good && operation->changes)
+        memcpy(&operation->before, operation->place, sizeof(operation->before));
     operation->view.obj = operation->region = NULL;
-    self->state.operating--;
-    self->state.operations_free[self->state.n_operations_free++] = (uint16_t)number;
+    connection_end_operation(self->connection, number);
     PyBuffer_Release(&view);
     return region;
 }
 
-static void count_success(struct aio_message_state *m, const Operation *operation)
-{
-    switch (operation->opcode) {
-    case IBV_WR_RDMA_READ:
-        m->bytes_read += operation->length;
-        break;
-    case IBV_WR_ATOMIC_FETCH_AND_ADD:
-    case IBV_WR_ATOMIC_CMP_AND_SWP:
-        m->atomics++;
-        break;
-    default:
-        m->bytes_written += operation->length;
-    }
-}
-
 /* End the use of an operation's memory: 0, or -1 with an exception. */
-static int end_use(Operation *operation, PyObject *region)
+static int operation_end_use(Operation *operation, PyObject *region)
 {
     PyObject *done;
 
@@ -532,18 +541,19 @@ static int end_use(Operation *operation, PyObject *region)
  * even if the memory could not be let go.  0, or -1.  A forked child may bring a completion twice:
  * the second is of no operation.
  */
-static int succeed(MessageState *self, uint32_t number)
+int aio_operation_succeed(MessageState *self, uint32_t number)
 {
-    Operation *operation = under_way(self, number);
+    Operation *operation = operation_under_way(self, number);
     PyObject *region, *type = NULL, *value = NULL, *traceback = NULL;
     int rc = 0, good;
 
     if (!operation)
         return 0;
-    good = arrived(operation);
-    count_success(&self->state, operation);
-    region = leave(self, operation, number, good);
-    if (end_use(operation, region))
+    good = operation_has_landed(operation);
+    connection_count_operation(self->connection, (enum ibv_wr_opcode)operation->opcode,
+                               operation->length);
+    region = operation_finish(self, operation, number, good);
+    if (operation_end_use(operation, region))
         PyErr_Fetch(&type, &value, &traceback);
     if (operation->wakeup.state == AIO_WAITING)
         rc = aio_wake_or_soon(&operation->wakeup, self->soon);
@@ -566,28 +576,25 @@ static int succeed(MessageState *self, uint32_t number)
 }
 
 /*
- * ended(number, error): end an operation whose completion went to Python, with its error or None.
- * Returns its region, whose use the caller ends; None if the operation is not under way.
+ * End an operation whose completion went to Python, with its error or None.  Its region, whose use
+ * the caller ends; None if the operation is not under way.
  */
-PyObject *aio_operation_ended(PyObject *object, PyObject *args)
+PyObject *aio_operation_ended(MessageState *self, uint32_t number, PyObject *error)
 {
-    MessageState *self = (MessageState *)object;
     Operation *operation;
-    PyObject *error, *region;
-    unsigned int number;
+    PyObject *region;
     int good;
 
-    if (!PyArg_ParseTuple(args, "IO", &number, &error))
-        return NULL;
-    operation = under_way(self, number);
+    operation = operation_under_way(self, number);
     if (!operation)
         Py_RETURN_NONE;
-    good = error == Py_None && arrived(operation);
+    good = error == Py_None && operation_has_landed(operation);
     if (error == Py_None)
-        count_success(&self->state, operation);
-    else
+        connection_count_operation(self->connection, (enum ibv_wr_opcode)operation->opcode,
+                                   operation->length);
+    else if (operation->wakeup.state != AIO_READY) /* a task that was canceled is told that */
         replace(&operation->wakeup.error, Py_NewRef(error));
-    region = leave(self, operation, number, good);
+    region = operation_finish(self, operation, number, good);
     if (operation->wakeup.state != AIO_WAITING) {
         operation->wakeup.state = AIO_DONE;
     } else if (aio_wake_soon(&operation->wakeup) < 0) {
@@ -595,7 +602,7 @@ PyObject *aio_operation_ended(PyObject *object, PyObject *args)
         PyObject *type, *value, *traceback;
 
         PyErr_Fetch(&type, &value, &traceback);
-        if (end_use(operation, region))
+        if (operation_end_use(operation, region))
             PyErr_WriteUnraisable(region);
         PyErr_Restore(type, value, traceback);
         replace(&region, NULL);
@@ -604,33 +611,12 @@ PyObject *aio_operation_ended(PyObject *object, PyObject *args)
     return region;
 }
 
-/* End the operations whose completions C has taken. 0, or -1. */
-int aio_operations_done(MessageState *self)
-{
-    struct aio_message_state *m = &self->state;
-
-    while (m->done_head != m->done_tail) {
-        if (succeed(self, m->operations_done[m->done_head++ & m->done_mask]))
-            return -1;
-    }
-    if (m->operations_wanted && self->room) {
-        PyObject *room = Py_NewRef(self->room); /* the call may set another function */
-        PyObject *told = PyObject_CallNoArgs(room);
-
-        Py_DECREF(room);
-        if (!told)
-            return -1;
-        Py_DECREF(told);
-    }
-    return 0;
-}
-
 void aio_free_operations(MessageState *self)
 {
     PyObject **operations = self->operations;
 
     self->operations = NULL;
-    for (uint32_t i = 0; operations && i < self->state.n_operations; i++)
+    for (int64_t i = 0; operations && i < connection_n_operations(self->connection); i++)
         Py_XDECREF(operations[i]);
     PyMem_Free(operations);
 }
@@ -652,7 +638,7 @@ static int number_of(PyObject *object, PyObject *name, uint64_t *number)
  * Read the numbers of a RemoteRegion, unless they are those of the last call: programs use the same
  * memory of the peer again and again, and a RemoteRegion never changes.
  */
-static int know(MessageState *self, PyObject *remote)
+static int know_remote(MessageState *self, PyObject *remote)
 {
     PyObject *rights;
     int rc;
@@ -664,7 +650,10 @@ static int know(MessageState *self, PyObject *remote)
     replace(&self->known, NULL);
     if (number_of(remote, aio_name.addr, &self->known_addr) ||
         number_of(remote, aio_name.length, &self->known_length) ||
-        number_of(remote, aio_name.rkey, &self->known_rkey))
+        number_of(remote, aio_name.rkey, &self->known_rkey) ||
+        number_of(remote, aio_name.owner, &self->known_owner) ||
+        number_of(remote, aio_name.generation, &self->known_generation) ||
+        number_of(remote, aio_name.notes, &self->known_notes))
         return -1;
     rights = PyObject_GetAttr(remote, aio_name.rights);
     rc = rights ? number_of(rights, aio_name._value_, &self->known_rights) : -1;
@@ -674,15 +663,25 @@ static int know(MessageState *self, PyObject *remote)
     return rc;
 }
 
+int aio_remote_admits(MessageState *self, PyObject *remote, uint64_t skip, uint64_t length,
+                      uint32_t right)
+{
+    return !know_remote(self, remote) &&
+           !admission_of_remote(self->known_addr, self->known_length, self->known_rights, skip,
+                                length, right) &&
+           !connection_admission(self->connection, self->known_owner, self->known_generation);
+}
+
 /*
  * Post, if the memory of both sides allows it; NULL, perhaps with an exception, if not.  `args` are
  * those of `transfer`, `view` is for aio_post.
  */
-static PyObject *post(MessageState *self, PyObject *const *args, enum ibv_wr_opcode opcode,
-                      PyObject *region, Registration *registration, uint64_t start, uint64_t length,
-                      const Py_buffer *view)
+static PyObject *transfer_post(MessageState *self, PyObject *const *args, enum ibv_wr_opcode opcode,
+                               PyObject *region, Registration *registration, uint64_t start,
+                               uint64_t length, const Py_buffer *view)
 {
-    int reads = opcode == IBV_WR_RDMA_READ;
+    int reads = opcode == IBV_WR_RDMA_READ, has_imm;
+    uint32_t imm = 0;
     uint32_t right = reads ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
     uint64_t skip = PyLong_AsUnsignedLongLong(args[2]);
     struct aio_operation request = {
@@ -692,34 +691,56 @@ static PyObject *post(MessageState *self, PyObject *const *args, enum ibv_wr_opc
         .lkey = registration->lkey,
     };
 
-    if ((skip == (uint64_t)-1 && PyErr_Occurred()) || !length || length > AIO_LARGEST_REQUEST ||
-        registration->pd != self->pd || know(self, args[0]) || !(self->known_rights & right) ||
-        (reads && !(registration->access & IBV_ACCESS_LOCAL_WRITE)) ||
-        length > self->known_length || skip > self->known_length - length)
+    has_imm = reads ? 0 : aio_immediate(args[3], &imm);
+    if (has_imm < 0 || (skip == (uint64_t)-1 && PyErr_Occurred()) || !length ||
+        length > AIO_LARGEST_REQUEST || registration->pd != self->pd ||
+        !local_is_admitted(registration->access, reads) ||
+        !aio_remote_admits(self, args[0], skip, length, right))
         return NULL;
     request.remote_addr = self->known_addr + skip;
     request.rkey = (uint32_t)self->known_rkey;
+    if (has_imm) {
+        request.noted = self->known_notes ? AIO_FRAME_NOTE : AIO_FRAME_DATA;
+        request.compare_add = imm;
+    }
     return aio_post(self, -1, &request, region, registration, view);
+}
+
+PyObject *aio_find_registered(const MessageState *self, PyObject *memory,
+                              Registration **registration, uint64_t *start, uint64_t *length)
+{
+    int piece = Py_IS_TYPE(memory, (PyTypeObject *)self->sge);
+    PyObject *region = piece ? PyObject_GetAttr(memory, aio_name.mr) : Py_NewRef(memory);
+    PyObject *found = region ? PyObject_GetAttr(region, aio_name._registration) : NULL;
+
+    *start = 0;
+    if (found && Py_IS_TYPE(found, aio_registration_type)) {
+        *length = ((Registration *)found)->length;
+        if (!piece || (!number_of(memory, aio_name.offset, start) &&
+                       !number_of(memory, aio_name.length, length))) {
+            *registration = (Registration *)found;
+            return region;
+        }
+    }
+    Py_XDECREF(region);
+    Py_XDECREF(found);
+    return NULL;
 }
 
 /* Post memory of a region: a piece of it, or all. */
 static PyObject *post_registered(MessageState *self, PyObject *const *args,
                                  enum ibv_wr_opcode opcode)
 {
-    int piece = Py_IS_TYPE(args[1], (PyTypeObject *)self->sge);
-    PyObject *region = piece ? PyObject_GetAttr(args[1], aio_name.mr) : Py_NewRef(args[1]);
-    PyObject *found = region ? PyObject_GetAttr(region, aio_name._registration) : NULL;
+    Registration *registration;
+    uint64_t start, length;
+    PyObject *region = aio_find_registered(self, args[1], &registration, &start, &length);
     PyObject *result = NULL;
-    uint64_t start = 0, length = 0;
 
-    if (found && Py_IS_TYPE(found, aio_registration_type)) {
-        length = ((Registration *)found)->length;
-        if (!piece || (!number_of(args[1], aio_name.offset, &start) &&
-                       !number_of(args[1], aio_name.length, &length)))
-            result = post(self, args, opcode, region, (Registration *)found, start, length, NULL);
+    if (region) {
+        result = transfer_post(self, args, opcode, region, registration, start, length, NULL);
+        Py_DECREF(region);
+        Py_DECREF((PyObject *)registration);
     }
-    Py_XDECREF(region);
-    Py_XDECREF(found);
     return result;
 }
 
@@ -732,7 +753,8 @@ static PyObject *post_copied(MessageState *self, PyObject *const *args, enum ibv
     if (export_buffer(args[1], opcode, &view))
         return NULL;
     if (!aio_is_for_python(args[1], &view))
-        result = post(self, args, opcode, self->lent, self->bounce, 0, (uint64_t)view.len, &view);
+        result = transfer_post(self, args, opcode, self->bounce_region, self->bounce, 0,
+                               (uint64_t)view.len, &view);
     keep_export(result, opcode, &view);
     return result;
 }
@@ -741,7 +763,7 @@ static PyObject *post_copied(MessageState *self, PyObject *const *args, enum ibv
  * Leave a transfer to Python, which refuses wrong arguments with words of its own.  An exception of
  * another kind, such as that of a signal's handler, goes on.
  */
-static PyObject *for_python(void)
+static PyObject *leave_to_python(void)
 {
     if (PyErr_Occurred()) {
         if (!PyErr_ExceptionMatches(PyExc_TypeError) &&
@@ -756,7 +778,8 @@ static PyObject *for_python(void)
 }
 
 /*
- * read(remote, memory, offset), write(...): the operation, or None if Python has to do it.
+ * read(remote, memory, offset), write(remote, memory, offset, immediate or None): the operation, or
+ * None if Python has to do it.
  *
  * Python posts a request that the adapter's library refuses once more, and names the error.
  */
@@ -765,12 +788,13 @@ static PyObject *transfer(MessageState *self, PyObject *const *args, Py_ssize_t 
 {
     PyObject *result = NULL;
 
-    if (count != 3) {
-        PyErr_SetString(PyExc_TypeError, "a transfer takes 3 arguments");
+    if (count != (opcode == IBV_WR_RDMA_READ ? 3 : 4)) {
+        PyErr_SetString(PyExc_TypeError, "a READ takes 3 arguments, a WRITE 4");
         return NULL;
     }
-    if (!self->state.attended || (opcode == IBV_WR_RDMA_READ && !self->may_read) ||
-        !PyLong_CheckExact(args[2]))
+    if (!connection_listens(self->connection) ||
+        (opcode == IBV_WR_RDMA_WRITE && args[3] != Py_None && connection_raw(self->connection)) ||
+        (opcode == IBV_WR_RDMA_READ && !self->may_read) || !PyLong_CheckExact(args[2]))
         Py_RETURN_NONE;
     if (Py_IS_TYPE(args[1], (PyTypeObject *)self->sge) ||
         Py_IS_TYPE(args[1], (PyTypeObject *)self->region))
@@ -780,7 +804,7 @@ static PyObject *transfer(MessageState *self, PyObject *const *args, Py_ssize_t 
     if (result && Py_IS_TYPE(result, aio_operation_type))
         return result;
     Py_XDECREF(result);
-    return for_python();
+    return leave_to_python();
 }
 
 PyObject *aio_operation_read(PyObject *object, PyObject *const *args, Py_ssize_t count)
@@ -793,72 +817,135 @@ PyObject *aio_operation_write(PyObject *object, PyObject *const *args, Py_ssize_
     return transfer((MessageState *)object, args, count, IBV_WR_RDMA_WRITE);
 }
 
-/* Numbers of operations */
-
-PyObject *aio_operations_allow(PyObject *object, PyObject *depth)
+/*
+ * Post an atomic on an integer of the peer, if the rules allow it: the operation, or None if Python
+ * has to do it, or to refuse it.
+ */
+static PyObject *change(MessageState *self, PyObject *remote, PyObject *offset,
+                        enum ibv_wr_opcode opcode, uint64_t compare_add, uint64_t swap)
 {
-    struct aio_message_state *m = &((MessageState *)object)->state;
-    unsigned long count = PyLong_AsUnsignedLong(depth);
-    uint16_t *numbers, *done;
+    const Py_buffer nothing = {0}; /* the integer lands in `bounce`, and is copied nowhere */
+    PyObject *result = NULL;
+    uint64_t skip;
 
     if (PyErr_Occurred())
-        return NULL;
-    if (m->n_operations || !count || count > AIO_MOST_OPERATIONS) {
-        PyErr_SetString(PyExc_ValueError, "no such depth, or it is set already");
+        return leave_to_python();
+    if (!connection_listens(self->connection) || !self->may_read || !self->may_change ||
+        !self->bounce || !PyLong_CheckExact(offset))
+        Py_RETURN_NONE;
+    skip = PyLong_AsUnsignedLongLong(offset);
+    if (!(skip == (uint64_t)-1 && PyErr_Occurred()) &&
+        aio_remote_admits(self, remote, skip, sizeof(uint64_t), IBV_ACCESS_REMOTE_ATOMIC)) {
+        struct aio_operation request = {
+            .opcode = opcode,
+            .length = sizeof(uint64_t),
+            .lkey = self->bounce->lkey,
+            .remote_addr = self->known_addr + skip,
+            .rkey = (uint32_t)self->known_rkey,
+            .compare_add = compare_add,
+            .swap = swap,
+        };
+
+        result = aio_post(self, -1, &request, self->bounce_region, self->bounce, &nothing);
+    }
+    if (result && Py_IS_TYPE(result, aio_operation_type)) {
+        ((Operation *)result)->changes = 1;
+        return result;
+    }
+    Py_XDECREF(result);
+    return leave_to_python();
+}
+
+/* fetch_add(remote, value, offset): see `change`; the value is taken modulo 2**64. */
+PyObject *aio_operation_fetch_add(PyObject *object, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 3) {
+        PyErr_SetString(PyExc_TypeError, "fetch_add(remote, value, offset)");
         return NULL;
     }
-    numbers = PyMem_Calloc(count, sizeof(*numbers));
-    done = PyMem_Calloc(aio_power((uint32_t)count), sizeof(*done));
-    if (!numbers || !done) {
-        PyMem_Free(numbers);
-        PyMem_Free(done);
+    if (!PyLong_CheckExact(args[1]))
+        Py_RETURN_NONE;
+    return change((MessageState *)object, args[0], args[2], IBV_WR_ATOMIC_FETCH_AND_ADD,
+                  PyLong_AsUnsignedLongLongMask(args[1]), 0);
+}
+
+/* compare_swap(remote, expected, desired, offset): see `change`. */
+PyObject *aio_operation_compare_swap(PyObject *object, PyObject *const *args, Py_ssize_t count)
+{
+    uint64_t expected, desired;
+
+    if (count != 4) {
+        PyErr_SetString(PyExc_TypeError, "compare_swap(remote, expected, desired, offset)");
+        return NULL;
+    }
+    if (!PyLong_CheckExact(args[1]) || !PyLong_CheckExact(args[2]))
+        Py_RETURN_NONE;
+    expected = PyLong_AsUnsignedLongLong(args[1]);
+    desired = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(args[2]);
+    return change((MessageState *)object, args[0], args[3], IBV_WR_ATOMIC_CMP_AND_SWP, expected,
+                  desired);
+}
+
+/* Numbers of operations */
+
+static PyObject *refuse_operations(int code, const char *why)
+{
+    if (code == ENOMEM)
         return PyErr_NoMemory();
-    }
-    for (uint32_t i = 0; i < count; i++)
-        numbers[i] = (uint16_t)i;
-    m->operations_free = numbers;
-    m->operations_done = done;
-    m->done_mask = aio_power((uint32_t)count) - 1;
-    m->n_operations = m->n_operations_free = (uint32_t)count;
+    PyErr_SetString(PyExc_ValueError, why);
+    return NULL;
+}
+
+/* allow_operations(depth, may_read): once. */
+PyObject *aio_operations_allow(PyObject *object, PyObject *args)
+{
+    MessageState *self = (MessageState *)object;
+    unsigned int depth;
+    int may_read, code;
+
+    if (!PyArg_ParseTuple(args, "Ip", &depth, &may_read))
+        return NULL;
+    code = connection_allow_operations(self->connection, depth);
+    if (code)
+        return refuse_operations(code, "no such depth, or it is set already");
+    self->may_read = (char)may_read;
+    Py_RETURN_NONE;
+}
+
+PyObject *aio_operations_allow_atomics(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    ((MessageState *)object)->may_change = 1;
     Py_RETURN_NONE;
 }
 
 PyObject *aio_operation_take_number(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    struct aio_message_state *m = &((MessageState *)object)->state;
+    int number = connection_take_number(((MessageState *)object)->connection);
 
-    if (!m->n_operations_free) {
-        PyErr_SetString(PyExc_IndexError, "no operation is free");
-        return NULL;
-    }
-    return PyLong_FromLong(m->operations_free[--m->n_operations_free]);
+    return number < 0 ? Py_NewRef(Py_None) : PyLong_FromLong(number);
 }
 
-PyObject *aio_operation_give_number(PyObject *object, PyObject *value)
+PyObject *aio_operation_release_number(PyObject *object, PyObject *value)
 {
-    struct aio_message_state *m = &((MessageState *)object)->state;
     unsigned long number = PyLong_AsUnsignedLong(value);
+    int code;
 
     if (PyErr_Occurred())
         return NULL;
-    if (number >= m->n_operations || m->n_operations_free >= m->n_operations) {
-        PyErr_SetString(PyExc_ValueError, "no such operation");
-        return NULL;
-    }
-    m->operations_free[m->n_operations_free++] = (uint16_t)number;
+    code = connection_release_number(((MessageState *)object)->connection, (uint32_t)number);
+    if (code)
+        return refuse_operations(code, "no such operation");
     Py_RETURN_NONE;
 }
 
 PyObject *aio_operations_forget_done(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    struct aio_message_state *m = &((MessageState *)object)->state;
-
-    m->done_head = m->done_tail;
+    connection_forget_completed(((MessageState *)object)->connection);
     Py_RETURN_NONE;
 }
 
-/* lend(region): copy through this memory from now on, until it is closed; once. */
-PyObject *aio_operations_lend(PyObject *object, PyObject *region)
+/* set_bounce(region): copy through this memory from now on, until it is closed; once. */
+PyObject *aio_operations_set_bounce(PyObject *object, PyObject *region)
 {
     MessageState *self = (MessageState *)object;
     PyObject *found = PyObject_GetAttr(region, aio_name._registration);
@@ -868,11 +955,56 @@ PyObject *aio_operations_lend(PyObject *object, PyObject *region)
         return NULL;
     length = Py_IS_TYPE(found, aio_registration_type) ? ((Registration *)found)->length : 0;
     if (self->bounce || length < 64 || length > AIO_LARGEST_REQUEST || length & (length - 1)) {
-        PyErr_SetString(PyExc_ValueError, "memory is lent once, and has a power of two of bytes");
+        PyErr_SetString(PyExc_ValueError,
+                        "the region is set once, and has a power of two of bytes");
         Py_DECREF(found);
         return NULL;
     }
     self->bounce = (Registration *)found;
-    self->lent = Py_NewRef(region);
+    self->bounce_region = Py_NewRef(region);
     Py_RETURN_NONE;
 }
+
+/* A number of an access; UINT64_MAX if it is none of 64 bits, which is outside of all memory. */
+static uint64_t extent_of(PyObject *object)
+{
+    unsigned long long number = PyLong_AsUnsignedLongLong(object);
+
+    if (number == (unsigned long long)-1 && PyErr_ExceptionMatches(PyExc_OverflowError))
+        PyErr_Clear();
+    return number;
+}
+
+/* admit(address, size, rights, offset, length, right): an enum aio_admission. */
+static PyObject *module_admit(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    unsigned long long addr, size, rights, right;
+    PyObject *offset, *length;
+    uint64_t from, bytes;
+
+    if (!PyArg_ParseTuple(args, "KKKO!O!K", &addr, &size, &rights, &PyLong_Type, &offset,
+                          &PyLong_Type, &length, &right))
+        return NULL;
+    from = extent_of(offset);
+    bytes = PyErr_Occurred() ? 0 : extent_of(length);
+    if (PyErr_Occurred())
+        return NULL;
+    return PyLong_FromLong(admission_of_remote(addr, size, rights, from, bytes, right));
+}
+
+/* may_land(access): whether the adapter may write to memory that is registered so. */
+static PyObject *module_may_land(PyObject *Py_UNUSED(module), PyObject *access)
+{
+    unsigned long flags = PyLong_AsUnsignedLong(access);
+
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(local_is_admitted((uint32_t)flags, true));
+}
+
+PyMethodDef aio_operation_functions[] = {
+    {"admit", module_admit, METH_VARARGS,
+     "Whether an access may be posted: address and bytes of the peer's memory, its rights, first "
+     "byte and bytes of the access, the right that it takes; 0, or a REFUSED_ number."},
+    {"may_land", module_may_land, METH_O,
+     "Whether the adapter may write to memory that is registered with these accesses."},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,16 +1,15 @@
 /*
- * Pieces: the bytes of a message that the program gives as a list or tuple of buffers.
- *
- * They are copied into slots, or into the stage, one behind the other, and are never joined before.
- * Of an item that is not simply a contiguous buffer Python finds out what is wrong with it.
+ * The bytes of a message, as the program gives them: in one buffer, or in a list or tuple of
+ * buffers.  They are copied into slots, or into the stage, one behind the other, and are not joined
+ * before.  Of an object that is not simply a contiguous buffer Python finds out what is wrong.
  */
 #include <string.h>
 
 #include "core.h"
 
 /*
- * Whether the bytes of a buffer may not be all of the object, so that Python is asked, and refuses:
- * they are references to objects, or the values of an array with a mask.
+ * Whether the bytes of a buffer are not the whole object, because they are references to objects,
+ * or the values of an array that has a mask, too.  Python then refuses it in words.
  */
 int aio_is_for_python(PyObject *object, const Py_buffer *view)
 {
@@ -22,70 +21,100 @@ int aio_is_for_python(PyObject *object, const Py_buffer *view)
            PyObject_HasAttr((PyObject *)type, aio_name.mask);
 }
 
-/* Export an item: 1, 0 if that is Python's work, or -1 with an exception that is no error of it. */
-static int export_item(PyObject *item, Py_buffer *view)
+/* Whether the exception that is set says that an object has no such buffer; if so, it is cleared.
+ */
+int aio_is_refusal(void)
+{
+    if (!PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_BufferError) &&
+        !PyErr_ExceptionMatches(PyExc_ValueError))
+        return 0;
+    PyErr_Clear();
+    return 1;
+}
+
+/* Add the buffer of an object. */
+static int add_export(struct aio_pieces *self, PyObject *item)
 {
     int simple = PyBytes_CheckExact(item) || PyByteArray_CheckExact(item) ||
                  Py_IS_TYPE(item, aio_message_type);
+    Py_buffer *view = &self->views[self->exports];
 
-    if (!PyObject_GetBuffer(item, view, simple ? PyBUF_SIMPLE : PyBUF_CONTIG_RO | PyBUF_FORMAT)) {
-        if (simple || !aio_is_for_python(item, view))
-            return 1;
+    if (PyObject_GetBuffer(item, view, simple ? PyBUF_SIMPLE : PyBUF_CONTIG_RO | PyBUF_FORMAT))
+        return aio_is_refusal() ? AIO_FOR_PYTHON : AIO_RAISED;
+    if (!simple && aio_is_for_python(item, view)) {
         PyBuffer_Release(view);
-        return 0;
+        return AIO_FOR_PYTHON;
     }
-    if (!PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_BufferError) &&
-        !PyErr_ExceptionMatches(PyExc_ValueError))
-        return -1;
-    PyErr_Clear();
-    return 0;
+    self->exports++;
+    self->pieces[self->count++] =
+        (struct aio_piece){view->buf ? view->buf : "", (uint64_t)view->len};
+    self->length += (uint64_t)view->len;
+    return AIO_OK;
 }
 
-int aio_pieces_open(struct aio_pieces *self, PyObject *items)
+/* Add the bytes of a frequent type without an export: no other code runs before they are copied. */
+static int add_bytes(struct aio_pieces *self, const char *start, Py_ssize_t length)
+{
+    if (!start)
+        return aio_is_refusal() ? AIO_FOR_PYTHON : AIO_RAISED; /* the message was released */
+    self->pieces[0] = (struct aio_piece){start, (uint64_t)length};
+    self->length = (uint64_t)length;
+    self->count = 1;
+    return AIO_OK;
+}
+
+static int add_items(struct aio_pieces *self, PyObject *items)
 {
     Py_ssize_t count = PyTuple_CheckExact(items) ? PyTuple_Size(items) : PyList_Size(items);
+    int code = AIO_OK;
 
-    self->count = 0;
-    self->length = 0;
-    self->views = self->few_views;
-    self->pieces = self->few_pieces;
     if (count > AIO_FEW_PIECES) {
         self->views = aio_room_for((size_t)count, sizeof(*self->views));
         self->pieces = self->views ? aio_room_for((size_t)count, sizeof(*self->pieces)) : NULL;
-        if (!self->pieces) {
-            aio_pieces_close(self);
-            return -1;
-        }
+        if (!self->pieces)
+            return AIO_RAISED;
     }
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *item;
-        Py_buffer *view = &self->views[i];
-        int rc = 0;
+    for (Py_ssize_t i = 0; i < count && !code; i++) {
+        PyObject *item =
+            PyTuple_CheckExact(items) ? PyTuple_GetItem(items, i) : PyList_GetItem(items, i);
 
         /* The export of an object may run code of the program, which may change the list. */
-        item = PyTuple_CheckExact(items) ? PyTuple_GetItem(items, i) : PyList_GetItem(items, i);
-        if (item) {
-            Py_INCREF(item);
-            rc = export_item(item, view);
-            Py_DECREF(item);
-        } else {
+        if (!item) {
             PyErr_Clear();
+            return AIO_FOR_PYTHON;
         }
-        if (rc <= 0) {
-            aio_pieces_close(self);
-            return rc;
-        }
-        self->count++;
-        self->pieces[i] = (struct aio_piece){view->buf ? view->buf : "", (uint64_t)view->len};
-        self->length += (uint64_t)view->len;
+        Py_INCREF(item);
+        code = add_export(self, item);
+        Py_DECREF(item);
     }
-    return 1;
+    return code;
+}
+
+int aio_pieces_open(struct aio_pieces *self, PyObject *data)
+{
+    int code;
+
+    self->count = self->exports = 0;
+    self->length = 0;
+    self->views = self->few_views;
+    self->pieces = self->few_pieces;
+    if (PyBytes_CheckExact(data))
+        return add_bytes(self, PyBytes_AsString(data), PyBytes_Size(data));
+    if (PyByteArray_CheckExact(data))
+        return add_bytes(self, PyByteArray_AsString(data), PyByteArray_Size(data));
+    if (Py_IS_TYPE(data, aio_message_type))
+        return add_bytes(self, aio_message_bytes((Message *)data), ((Message *)data)->length);
+    code = PyList_CheckExact(data) || PyTuple_CheckExact(data) ? add_items(self, data)
+                                                               : add_export(self, data);
+    if (code)
+        aio_pieces_close(self);
+    return code;
 }
 
 void aio_pieces_close(struct aio_pieces *self)
 {
-    while (self->count)
-        PyBuffer_Release(&self->views[--self->count]);
+    while (self->exports)
+        PyBuffer_Release(&self->views[--self->exports]);
     if (self->views != self->few_views) {
         PyMem_Free(self->views);
         PyMem_Free(self->pieces);
@@ -106,29 +135,4 @@ PyObject *aio_pieces_joined(const struct aio_pieces *self)
     if (joined)
         aio_gather(&bytes, PyBytes_AsString(joined), self->length);
     return joined;
-}
-
-/* send_pieces(items, imm): as send_buffer. */
-PyObject *aio_send_pieces(PyObject *object, PyObject *args)
-{
-    MessageState *self = (MessageState *)object;
-    struct aio_pieces pieces;
-    PyObject *items, *number;
-    uint32_t imm;
-    int has_imm, rc, code;
-
-    if (!PyArg_ParseTuple(args, "O!O", &PyList_Type, &items, &number))
-        return NULL;
-    has_imm = aio_imm_of(number, &imm);
-    if (has_imm < 0)
-        return NULL;
-    rc = aio_pieces_open(&pieces, items);
-    if (rc <= 0) {
-        if (!rc)
-            PyErr_SetString(PyExc_TypeError, "an item without a contiguous buffer");
-        return NULL;
-    }
-    code = aio_message_send(&self->state, aio_pieces_bytes(&pieces), pieces.length, has_imm, imm);
-    aio_pieces_close(&pieces);
-    return aio_sent(self, code);
 }

@@ -1,8 +1,8 @@
 /*
  * QueueState: the drain's state of a completion queue.
  *
- * Everything holds the interpreter lock, but for a poll of `poller.c`, which sets `polled`
- * meanwhile.
+ * It is changed with the interpreter lock held.  A Poller polls the queue without the lock, and
+ * sets `polled` meanwhile (poller.c).
  */
 #include "core.h"
 
@@ -74,7 +74,70 @@ static PyObject *queue_retire(PyObject *object, PyObject *address)
     Py_RETURN_NONE;
 }
 
+/*
+ * manage(solicited_only): the drain arms and polls the queue from now on, and the caller arms it
+ * first, as is returned: for solicited completions only, or for all.
+ */
+static PyObject *queue_manage(PyObject *object, PyObject *value)
+{
+    struct aio_cq *own = &((QueueState *)object)->cq;
+    int solicited = PyObject_IsTrue(value);
+
+    if (solicited < 0)
+        return NULL;
+    own->managed = 1;
+    own->solicited = solicited && !own->listeners;
+    own->armed_for_all = !own->solicited;
+    return PyBool_FromLong(own->solicited);
+}
+
+static PyObject *queue_listen(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    struct aio_cq *own = &((QueueState *)object)->cq;
+
+    own->listeners++;
+    own->solicited = 0;
+    Py_RETURN_NONE;
+}
+
+static PyObject *queue_unlisten(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    struct aio_cq *own = &((QueueState *)object)->cq;
+
+    own->listeners--;
+    own->solicited = !own->listeners;
+    Py_RETURN_NONE;
+}
+
+static PyObject *queue_want_arm_late(PyObject *object, PyObject *change)
+{
+    long by = PyLong_AsLong(change);
+
+    if (PyErr_Occurred())
+        return NULL;
+    ((QueueState *)object)->cq.arm_late += (int)by;
+    Py_RETURN_NONE;
+}
+
+static PyObject *queue_note_arming(PyObject *object, PyObject *value)
+{
+    int for_all = PyObject_IsTrue(value);
+
+    if (for_all < 0)
+        return NULL;
+    ((QueueState *)object)->cq.armed_for_all = for_all;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef queue_methods[] = {
+    {"manage", queue_manage, METH_O,
+     "The drain arms and polls it from now on; whether for solicited completions only."},
+    {"listen", queue_listen, METH_NOARGS, "One object more is to be woken by every completion."},
+    {"unlisten", queue_unlisten, METH_NOARGS, "One object less."},
+    {"want_arm_late", queue_want_arm_late, METH_O,
+     "So many objects more want it armed only when it is empty; fewer, if negative."},
+    {"note_arming", queue_note_arming, METH_O,
+     "Python has armed it: for all completions, or for solicited ones only."},
     {"retire", queue_retire, METH_O, "Before the queue with this address is destroyed."},
     {NULL, NULL, 0, NULL},
 };
@@ -83,11 +146,11 @@ static PyMethodDef queue_methods[] = {
 
 static PyMemberDef queue_members[] = {
     QUEUE_FIELD(token, T_ULONGLONG, READONLY, "Its number in tables."),
-    QUEUE_FIELD(managed, T_INT, 0, "Whether the drain arms and polls it."),
-    QUEUE_FIELD(solicited, T_INT, 0, "Whether it is armed for solicited completions only."),
-    QUEUE_FIELD(armed, T_INT, 0, "How it was armed last: 1 for every completion, 2 for those."),
-    QUEUE_FIELD(listeners, T_INT, 0, "Objects to be woken by every completion."),
-    QUEUE_FIELD(arm_late, T_INT, 0, "Objects that want it armed when it is empty only."),
+    QUEUE_FIELD(managed, T_INT, READONLY, "Whether the drain arms and polls it."),
+    QUEUE_FIELD(solicited, T_INT, READONLY, "Whether it is armed for solicited completions only."),
+    QUEUE_FIELD(armed_for_all, T_INT, READONLY, "Whether it was armed last for all completions."),
+    QUEUE_FIELD(listeners, T_INT, READONLY, "Objects to be woken by every completion."),
+    QUEUE_FIELD(arm_late, T_INT, READONLY, "Objects that want it armed when it is empty only."),
     QUEUE_FIELD(spins, T_INT, READONLY, "Spins that poll it before it is armed."),
     QUEUE_FIELD(unacknowledged, T_UINT, READONLY, "Events that the drain has dealt with."),
     QUEUE_FIELD(events, T_UINT, READONLY, "Events that the drain has taken, ever."),

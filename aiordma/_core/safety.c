@@ -84,6 +84,16 @@ static PyObject *safety_stop(PyObject *object, PyObject *Py_UNUSED(unused))
     Py_RETURN_NONE;
 }
 
+static PyObject *safety_expect_calm(PyObject *object, PyObject *value)
+{
+    int calm = PyObject_IsTrue(value);
+
+    if (calm < 0)
+        return NULL;
+    ((SafetyPoll *)object)->calm = (char)calm;
+    Py_RETURN_NONE;
+}
+
 static PyObject *safety_add(PyObject *object, PyObject *address)
 {
     SafetyPoll *self = (SafetyPoll *)object;
@@ -150,7 +160,7 @@ static PyObject *safety_take(PyObject *object, PyObject *Py_UNUSED(unused))
 }
 
 /* Poll all queues: 1 if none had a completion, 0 if `found` has those, -1 with an exception. */
-static int poll_all(SafetyPoll *self, PyObject *drain)
+static int safety_poll_queues(SafetyPoll *self, PyObject *drain)
 {
     for (uint32_t i = 0; i < self->n_queues; i++) {
         const struct aio_cq *own = self->queues[i]->cq_context;
@@ -189,7 +199,7 @@ static PyObject *safety_run(PyObject *object, PyObject *Py_UNUSED(unused))
     if (!drain)
         return NULL;
     if (self->calm && drain != Py_None && events_of(self) == self->seen)
-        quiet = poll_all(self, drain);
+        quiet = safety_poll_queues(self, drain);
     Py_DECREF(drain);
     if (quiet < 0)
         return NULL;
@@ -207,6 +217,8 @@ static PyMethodDef safety_methods[] = {
     {"stop", safety_stop, METH_NOARGS,
      "The alarm is closed; a forked child, whose parent's loop may still report it, does not "
      "read."},
+    {"expect_calm", safety_expect_calm, METH_O,
+     "Whether the function is called only when there are events or completions."},
     {"add", safety_add, METH_O, "Poll the queue with this address, too, which is managed."},
     {"discard", safety_discard, METH_O, "Poll the queue with this address no more."},
     {"new_events", safety_new_events, METH_NOARGS, "Events of the queues since the last call."},
@@ -216,19 +228,12 @@ static PyMethodDef safety_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyMemberDef safety_members[] = {
-    {"calm", T_BOOL, offsetof(SafetyPoll, calm), 0,
-     "Whether the function is called only when there are events or completions."},
-    {NULL, 0, 0, 0, NULL},
-};
-
 static PyType_Slot safety_slots[] = {
     {Py_tp_new, safety_new},
     {Py_tp_dealloc, safety_dealloc},
     {Py_tp_traverse, safety_traverse},
     {Py_tp_clear, safety_clear},
     {Py_tp_methods, safety_methods},
-    {Py_tp_members, safety_members},
     {Py_tp_doc, "Polls the queues of a channel when an alarm has come."},
     {0, NULL},
 };

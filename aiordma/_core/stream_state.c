@@ -1,73 +1,50 @@
 /*
- * StreamState: the data and credits of one stream, as Python sees them.  The work is stream.c's.
+ * StreamState: the type by which Python commands and asks a stream.  Its methods convert arguments
+ * and results, and call stream.c, which does the work.
  *
- * The protocol in rsocket/ keeps its numbers here, so that each rule of the rare cases is written
- * once, and C and Python find what the other has left.
- * Python changes them in the thread of the stream's loop, in which the drain changes them, too.
+ * Every call comes in the thread of the stream's loop, as the drain does.  Python writes no member:
+ * a command changes everything that belongs together, or raises and has changed nothing.
  */
 #include "core.h"
 
-#define CONTROLS_PER_QUEUE 4  /* work requests that are kept for control messages */
-#define MOST_UNSIGNALED    32 /* messages for which a single completion is asked */
-
-static int state_init(PyObject *object, PyObject *args, PyObject *kwargs)
+static int stream_state_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     StreamState *self = (StreamState *)object;
-    struct aio_stream_state *s = &self->state;
+    struct aio_stream_sizes sizes = {0};
     static char *names[] = {"ring",  "table",       "send",   "credits", "send_depth",
                             "iwarp", "inline_size", "memory", NULL};
     unsigned long long ring, table, send;
-    unsigned int send_depth, wrs;
     PyObject *memory;
-    int iwarp;
+    int iwarp, code;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "(KII)K(KII)IIpIO", names, &ring, &s->ring_rkey,
-                                     &s->ring_size, &table, &send, &s->send_size, &s->send_lkey,
-                                     &s->credits, &send_depth, &iwarp, &s->inline_size, &memory))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "(KII)K(KII)IIpIO", names, &ring,
+                                     &sizes.ring.key, &sizes.ring.length, &table, &send,
+                                     &sizes.send.length, &sizes.send.key, &sizes.credits,
+                                     &sizes.send_depth, &iwarp, &sizes.inline_size, &memory))
         return -1;
-    wrs = iwarp ? 2 : 1;
-    if (!s->ring_size || !s->send_size || !s->credits || s->credits > 0xFFFF ||
-        send_depth < CONTROLS_PER_QUEUE + wrs || send_depth > AIO_STREAM_NUMBER) {
+    sizes.ring.addr = ring;
+    sizes.table = table;
+    sizes.send.addr = send;
+    sizes.iwarp = (uint8_t)iwarp;
+    code = stream_new(&sizes, &self->stream);
+    if (code == EINVAL)
         PyErr_SetString(PyExc_ValueError, "no such sizes");
+    else if (code)
+        PyErr_NoMemory();
+    if (code)
         return -1;
-    }
     self->memory = Py_NewRef(memory);
     self->thread = PyThread_get_thread_ident();
-    s->ring = (uint8_t *)(uintptr_t)ring;
-    s->table = (uint8_t *)(uintptr_t)table;
-    s->send = (uint8_t *)(uintptr_t)send;
-    s->send_free = s->send_size;
-    s->iwarp = (uint8_t)iwarp;
-    s->controls = s->send + s->send_size;
-    s->controls_lkey = s->send_lkey;
-    s->grow_at = UINT64_MAX;
-    aio_stream_shares(s);
-    s->signal_messages = (send_depth / wrs - CONTROLS_PER_QUEUE) / 2;
-    if (s->signal_messages > MOST_UNSIGNALED)
-        s->signal_messages = MOST_UNSIGNALED;
-    if (!s->signal_messages || send_depth / wrs < CONTROLS_PER_QUEUE)
-        s->signal_messages = 1;
-    s->waiting_mask = aio_power(s->credits) - 1;
-    s->messages_mask = aio_power(send_depth) - 1;
-    s->waiting = PyMem_Calloc(s->waiting_mask + 1, sizeof(*s->waiting));
-    s->messages = PyMem_Calloc(s->messages_mask + 1, sizeof(*s->messages));
-    if (!s->waiting || !s->messages) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    s->want = 1;
-    s->held = 1;
-    aio_stream_init(s);
-    aio_count_in(&self->counted, NULL, s);
+    aio_count_in(&self->counted, NULL, self->stream);
     return 0;
 }
 
-static PyObject *state_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *stream_state_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    return aio_make(type, args, kwargs, state_init);
+    return aio_make(type, args, kwargs, stream_state_init);
 }
 
-static int state_traverse(PyObject *object, visitproc visit, void *arg)
+static int stream_state_traverse(PyObject *object, visitproc visit, void *arg)
 {
     StreamState *self = (StreamState *)object;
 
@@ -79,15 +56,15 @@ static int state_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->rest);
     Py_VISIT(self->elsewhere);
     Py_VISIT(self->spin);
-    return aio_parked_traverse(self->parked, visit, arg);
+    return aio_receive_wakeup_traverse(self->parked, visit, arg);
 }
 
-static int state_clear(PyObject *object)
+static int stream_state_clear(PyObject *object)
 {
     /* Not the memory: it leads nowhere, and a method may still be called. */
     StreamState *self = (StreamState *)object;
 
-    aio_unpark(&self->parked); /* first: the others' finalizers may resume its task */
+    aio_receive_wakeup_part(&self->parked); /* first: the others' finalizers may resume its task */
     Py_CLEAR(self->handler);
     Py_CLEAR(self->separator);
     Py_CLEAR(self->protocol);
@@ -98,14 +75,13 @@ static int state_clear(PyObject *object)
     return 0;
 }
 
-static void state_dealloc(PyObject *object)
+static void stream_state_dealloc(PyObject *object)
 {
     PyObject_GC_UnTrack(object);
     aio_count_out(&((StreamState *)object)->counted);
-    state_clear(object);
+    stream_state_clear(object);
     Py_CLEAR(((StreamState *)object)->memory);
-    PyMem_Free(((StreamState *)object)->state.waiting);
-    PyMem_Free(((StreamState *)object)->state.messages);
+    stream_free(((StreamState *)object)->stream);
     aio_free(object);
 }
 
@@ -128,7 +104,7 @@ static int in_new_thread(StreamState *self, unsigned long thread)
     return 0;
 }
 
-static PyObject *state_write(PyObject *object, PyObject *data)
+static PyObject *stream_state_write(PyObject *object, PyObject *data)
 {
     StreamState *self = (StreamState *)object;
     unsigned long thread = PyThread_get_thread_ident();
@@ -140,9 +116,9 @@ static PyObject *state_write(PyObject *object, PyObject *data)
     if (PyBytes_CheckExact(data)) {
         size_t size = (size_t)PyBytes_Size(data);
 
-        sent = aio_stream_write(&self->state, PyBytes_AsString(data), size);
+        sent = stream_write(self->stream, PyBytes_AsString(data), size);
         /* A post that failed is the stream's end, although no byte is left. */
-        if (sent == size && size && !self->state.error)
+        if (sent == size && size && !stream_error(self->stream))
             Py_RETURN_NONE;
     }
     number = PyLong_FromSize_t(sent);
@@ -154,7 +130,7 @@ static PyObject *state_write(PyObject *object, PyObject *data)
 }
 
 /* Call a method of the handler, with an argument or without; a stream that is over has none. */
-static int tell(StreamState *self, PyObject *method, PyObject *argument)
+static int tell_handler(StreamState *self, PyObject *method, PyObject *argument)
 {
     PyObject *handler = Py_XNewRef(self->handler), *done;
 
@@ -168,34 +144,25 @@ static int tell(StreamState *self, PyObject *method, PyObject *argument)
     return done ? 0 : -1;
 }
 
-/*
- * Whether the peer can send: its next message is an event, with which the rest of the bytes goes to
- * the protocol.  Until then the rest may stay in the ring, for the next reader.
- */
-static bool more_comes(const struct aio_stream_state *s)
-{
-    return s->receiving && !s->dead && s->ring_left && 2 * s->waiting_count < s->credits;
-}
-
 /* The next `n` bytes, which can be read. */
-static PyObject *cut(StreamState *self, uint32_t n)
+static PyObject *bytes_out_of_ring(StreamState *self, uint32_t n)
 {
-    struct aio_stream_state *s = &self->state;
+    struct aio_stream *s = self->stream;
     PyObject *data = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)n);
 
     if (!data)
         return NULL;
-    aio_stream_read(s, PyBytes_AsString(data), n);
-    if ((s->error || (s->readable && !more_comes(s))) && tell(self, aio_name._on_attention, NULL)) {
+    stream_read(s, PyBytes_AsString(data), n);
+    if (stream_needs_attention(s) && tell_handler(self, aio_name._on_attention, NULL)) {
         Py_DECREF(data);
         return NULL;
     }
     return data;
 }
 
-static PyObject *state_cut(PyObject *object, PyObject *number)
+static PyObject *stream_state_cut(PyObject *object, PyObject *number)
 {
-    struct aio_stream_state *s = &((StreamState *)object)->state;
+    struct aio_stream *s = ((StreamState *)object)->stream;
     Py_ssize_t n = PyLong_AsSsize_t(number);
 
     if (n == -1 && PyErr_Occurred()) {
@@ -204,14 +171,14 @@ static PyObject *state_cut(PyObject *object, PyObject *number)
         PyErr_Clear(); /* so many bytes can never be read */
         Py_RETURN_NONE;
     }
-    if (n <= 0 || s->stopped || s->readable < (size_t)n)
+    if (n <= 0 || stream_stopped(s) || stream_readable(s) < n)
         Py_RETURN_NONE;
-    return cut((StreamState *)object, (uint32_t)n);
+    return bytes_out_of_ring((StreamState *)object, (uint32_t)n);
 }
 
 /* data_received() raised: the stream is over, but for an exception that ends the loop.  0, or -1.
  * */
-static int failed(StreamState *self)
+static int report_raised(StreamState *self)
 {
     PyObject *error;
     int rc;
@@ -219,32 +186,32 @@ static int failed(StreamState *self)
     if (PyErr_ExceptionMatches(PyExc_SystemExit) || PyErr_ExceptionMatches(PyExc_KeyboardInterrupt))
         return -1;
     error = aio_raised();
-    rc = tell(self, aio_name._on_raised, error);
+    rc = tell_handler(self, aio_name._on_raised, error);
     Py_XDECREF(error);
     return rc;
 }
 
 /* Give the bytes to the protocol, or tell the stream of other events: 0, or -1. */
-static int give_events(StreamState *self, uint32_t events)
+static int give_stream_events(StreamState *self, uint32_t events)
 {
-    struct aio_stream_state *s = &self->state;
+    struct aio_stream *s = self->stream;
     PyObject *data, *done, *push, *protocol, *run;
     int rc;
 
-    if (events != AIO_STREAM_DATA || !s->plain || !s->readable || !self->protocol || !self->run) {
+    if (events != AIO_STREAM_DATA || !stream_is_for_protocol(s) || !self->protocol || !self->run) {
         PyObject *bits = PyLong_FromUnsignedLong(events);
 
-        rc = bits ? tell(self, aio_name._on_events, bits) : -1;
+        rc = bits ? tell_handler(self, aio_name._on_events, bits) : -1;
         Py_XDECREF(bits);
         return rc;
     }
     run = Py_NewRef(self->run); /* the call may clear all of these */
     protocol = Py_NewRef(self->protocol);
-    data = cut(self, s->readable);
+    data = bytes_out_of_ring(self, (uint32_t)stream_readable(s));
     /* At each call, as asyncio does: a protocol may have replaced it, or have none. */
     push = data ? PyObject_GetAttr(protocol, aio_name.data_received) : NULL;
     done = push ? PyObject_CallFunctionObjArgs(run, push, data, NULL) : NULL;
-    rc = done ? 0 : data ? failed(self) : -1;
+    rc = done ? 0 : data ? report_raised(self) : -1;
     Py_DECREF(run);
     Py_DECREF(protocol);
     Py_XDECREF(push);
@@ -253,92 +220,96 @@ static int give_events(StreamState *self, uint32_t events)
     return rc;
 }
 
-/* The events that C has noted, at the end of a drain. */
-int aio_stream_events(StreamState *self, uint32_t events)
+/* The drain has polled its queues: act on the events. */
+static int act_on_events(StreamState *self, uint32_t events)
 {
-    if (events == AIO_STREAM_DATA && self->state.waiter && self->parked)
+    if (events == AIO_STREAM_DATA && stream_waiting(self->stream) && self->parked)
         return aio_wake_or_soon(&self->parked->wakeup, self->soon) < 0 ? -1 : 0;
-    if (give_events(self, events))
+    if (give_stream_events(self, events))
         return -1;
     return events & AIO_STREAM_DATA && self->spin ? aio_spin_heard(self->spin) : 0;
 }
 
-static PyObject *state_call(PyObject *object, PyObject *args, PyObject *kwargs)
+static int stream_state_take_completion(PyObject *object, const struct ibv_wc *wc)
+{
+    return stream_complete(((StreamState *)object)->stream, wc);
+}
+
+static int stream_state_deliver(PyObject *object, uint32_t events, bool by_loop)
+{
+    ((StreamState *)object)->soon = by_loop;
+    return act_on_events((StreamState *)object, events);
+}
+
+const struct aio_sink aio_stream_sink = {stream_state_take_completion, stream_state_deliver};
+
+static PyObject *stream_state_call(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     unsigned int events;
 
-    if (aio_events_of(args, kwargs, &events) || aio_stream_events((StreamState *)object, events))
+    if (aio_events_of(args, kwargs, &events) || act_on_events((StreamState *)object, events))
         return NULL;
     Py_RETURN_NONE;
 }
 
-/* A task waits no more. */
-static void stop_waiting(StreamState *self)
-{
-    self->state.waiter = 0;
-    self->state.want = 1;
-}
-
-/* For Parked: the bytes that were asked for, once they are there. */
-static PyObject *take(PyObject *owner, int again)
+/* For ReceiveWakeup: the bytes that were asked for, once they are there. */
+static PyObject *take_for_task(PyObject *owner, int again)
 {
     StreamState *self = (StreamState *)owner;
-    struct aio_stream_state *s = &self->state;
-    size_t n = 0, want = self->least;
+    struct aio_stream *s = self->stream;
+    size_t n = 0, want = self->least, readable = (size_t)stream_readable(s);
 
-    stop_waiting(self);
+    stream_end_wait(s);
     if (self->separator) {
         uint32_t size = (uint32_t)PyBytes_Size(self->separator);
 
-        n = aio_stream_find(s, PyBytes_AsString(self->separator), size);
-        if (n ? n - size > self->most : s->readable > self->most)
+        n = stream_find(s, PyBytes_AsString(self->separator), size);
+        if (n ? n - size > self->most : readable > self->most)
             Py_RETURN_FALSE;
-        want = (size_t)s->readable + 1;
-    } else if (s->readable >= want) {
-        n = s->readable < self->most ? s->readable : self->most;
+        want = readable + 1;
+    } else if (readable >= want) {
+        n = readable < self->most ? readable : self->most;
     }
-    if (n && !s->stopped)
-        return cut(self, (uint32_t)n);
-    if (again || want > s->ring_size / 2 || s->stopped || !s->receiving || !s->plain ||
-        2 * s->waiting_count >= s->credits)
+    if (n && !stream_stopped(s))
+        return bytes_out_of_ring(self, (uint32_t)n);
+    if (again || stream_await_bytes(s, want))
         Py_RETURN_FALSE;
-    s->want = (uint32_t)want;
-    s->waiter = 1;
     Py_RETURN_NONE;
 }
 
 /* The wait was broken off: bytes that have come go to the protocol. */
-static void gave_up(PyObject *owner)
+static void stream_wait_broken_off(PyObject *owner)
 {
     PyObject *type, *value, *traceback;
 
     PyErr_Fetch(&type, &value, &traceback);
-    stop_waiting((StreamState *)owner);
-    if (tell((StreamState *)owner, aio_name._on_attention, NULL))
+    stream_end_wait(((StreamState *)owner)->stream);
+    if (tell_handler((StreamState *)owner, aio_name._on_attention, NULL))
         PyErr_WriteUnraisable(owner);
     PyErr_Restore(type, value, traceback);
 }
 
-/* park(loop): make the Parked of the stream. */
-static PyObject *state_park(PyObject *object, PyObject *loop)
+/* park(loop): make the ReceiveWakeup of the stream. */
+static PyObject *stream_state_park(PyObject *object, PyObject *loop)
 {
     StreamState *self = (StreamState *)object;
 
     if (!self->parked) {
-        Parked *made = aio_park(loop, object, take);
+        ReceiveWakeup *made = aio_receive_wakeup_new(loop, object, take_for_task);
 
         if (!made)
             return NULL;
-        made->gave_up = gave_up;
+        made->gave_up = stream_wait_broken_off;
         made->wakeup.spin = Py_XNewRef(self->spin);
-        aio_unpark(&self->parked); /* of a call by a finalizer that the collector ran meanwhile */
+        aio_receive_wakeup_part(
+            &self->parked); /* of a call by a finalizer that the collector ran meanwhile */
         self->parked = made;
     }
     return Py_NewRef((PyObject *)self->parked);
 }
 
 /* spin_with(spin): the Spin of the waits for bytes. */
-static PyObject *state_spin_with(PyObject *object, PyObject *spin)
+static PyObject *stream_state_spin_with(PyObject *object, PyObject *spin)
 {
     StreamState *self = (StreamState *)object;
 
@@ -368,7 +339,7 @@ static Py_ssize_t size_of(PyObject *number)
  * take(least, most): `most` bytes at most, as soon as `least` are there.
  * take(separator, most): all up to the separator, which begins behind `most` bytes at most.
  */
-static PyObject *state_take(PyObject *object, PyObject *const *args, Py_ssize_t count)
+static PyObject *stream_state_take(PyObject *object, PyObject *const *args, Py_ssize_t count)
 {
     StreamState *self = (StreamState *)object;
     Py_ssize_t least, most;
@@ -395,7 +366,7 @@ static PyObject *state_take(PyObject *object, PyObject *const *args, Py_ssize_t 
 }
 
 /* `await state.take(...)` ends with the bytes, or with None if Python has to read them. */
-static PyObject *state_await(PyObject *object)
+static PyObject *stream_state_await(PyObject *object)
 {
     StreamState *self = (StreamState *)object;
     PyObject *awaited;
@@ -410,74 +381,151 @@ static PyObject *state_await(PyObject *object)
     return awaited;
 }
 
-static PyObject *state_done(PyObject *object, PyObject *Py_UNUSED(unused))
+static PyObject *stream_state_done(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    stop_waiting((StreamState *)object);
+    stream_end_wait(((StreamState *)object)->stream);
     Py_RETURN_NONE;
 }
 
 /* Sending */
 
 /* send(data): send what can be sent of a buffer now; how many bytes that were. */
-static PyObject *state_send(PyObject *object, PyObject *data)
+static PyObject *stream_state_send(PyObject *object, PyObject *data)
 {
     Py_buffer seen;
     size_t sent;
 
     if (PyObject_GetBuffer(data, &seen, PyBUF_SIMPLE))
         return NULL;
-    sent = aio_stream_write(&((StreamState *)object)->state, seen.buf, (size_t)seen.len);
+    sent = stream_write(((StreamState *)object)->stream, seen.buf, (size_t)seen.len);
     PyBuffer_Release(&seen);
     return PyLong_FromSize_t(sent);
 }
 
 /* send_from(address, size, lkey): a larger ring for sending, from now on. */
-static PyObject *state_send_from(PyObject *object, PyObject *args)
+static PyObject *stream_state_send_from(PyObject *object, PyObject *args)
 {
     unsigned long long ring;
     unsigned int size, lkey;
 
     if (!PyArg_ParseTuple(args, "KII", &ring, &size, &lkey))
         return NULL;
-    aio_stream_send_from(&((StreamState *)object)->state, (uint8_t *)(uintptr_t)ring, size, lkey);
+    stream_replace_send_ring(((StreamState *)object)->stream, (uint8_t *)(uintptr_t)ring, size,
+                             lkey);
     Py_RETURN_NONE;
 }
 
-AIO_METHOD(StreamState, state_room, aio_stream_room)
-AIO_METHOD(StreamState, state_probe, aio_stream_probe)
-AIO_METHOD(StreamState, state_retire, aio_stream_retire)
-AIO_METHOD_O(StreamState, state_send_ring, aio_stream_send)
-AIO_METHOD_O(StreamState, state_reach, aio_stream_reach)
-AIO_METHOD_O(StreamState, state_fill, aio_stream_fill)
-AIO_METHOD_O(StreamState, state_used, aio_stream_used)
-
-static PyObject *state_control(PyObject *object, PyObject *args)
+/* next_place() -> offset into the ring for sending, bytes */
+static PyObject *stream_state_next_place(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    unsigned int word, wrs, key;
+    uint32_t offset, room = stream_next_place(((StreamState *)object)->stream, &offset);
+
+    return Py_BuildValue("(II)", offset, room);
+}
+
+static PyObject *stream_state_send_from_ring(PyObject *object, PyObject *number)
+{
+    unsigned long length = PyLong_AsUnsignedLong(number);
+
+    if (PyErr_Occurred())
+        return NULL;
+    if (length > UINT32_MAX) /* more than any ring has */
+        length = UINT32_MAX;
+    return PyLong_FromLong(
+        stream_send_from_ring(((StreamState *)object)->stream, (uint32_t)length));
+}
+
+static PyObject *stream_state_announce(PyObject *object, PyObject *repeat)
+{
+    int repeats = PyObject_IsTrue(repeat);
+
+    if (repeats < 0)
+        return NULL;
+    return PyLong_FromLong(stream_announce(((StreamState *)object)->stream, repeats));
+}
+
+static PyObject *stream_state_say(PyObject *object, PyObject *number)
+{
+    unsigned long word = PyLong_AsUnsignedLong(number);
+
+    if (PyErr_Occurred())
+        return NULL;
+    return PyLong_FromLong(stream_say(((StreamState *)object)->stream, (uint32_t)word));
+}
+
+/* publish(word, payload, address, key) */
+static PyObject *stream_state_publish(PyObject *object, PyObject *args)
+{
+    unsigned int word, key;
     unsigned long long to;
     const char *payload;
     Py_ssize_t size;
-    int signaled;
 
-    if (!PyArg_ParseTuple(args, "IIy#KIp", &word, &wrs, &payload, &size, &to, &key, &signaled))
+    if (!PyArg_ParseTuple(args, "Iy#KI", &word, &payload, &size, &to, &key))
         return NULL;
     if (size > AIO_STREAM_CONTROL_SIZE) {
         PyErr_SetString(PyExc_ValueError, "too many bytes for a control message");
         return NULL;
     }
-    return PyLong_FromLong(aio_stream_control(&((StreamState *)object)->state, word, wrs, payload,
-                                              (uint32_t)size, to, key, signaled));
+    return PyLong_FromLong(
+        stream_publish(((StreamState *)object)->stream, word, payload, (uint32_t)size, to, key));
 }
 
-static PyObject *state_drop(PyObject *object, PyObject *Py_UNUSED(unused))
+static PyObject *stream_state_probe(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    aio_stream_drop(&((StreamState *)object)->state);
+    return PyLong_FromLong(stream_probe(((StreamState *)object)->stream));
+}
+
+/* Completions that Python takes */
+
+static PyObject *stream_state_seen(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    if (stream_note_seen(((StreamState *)object)->stream)) {
+        PyErr_SetString(PyExc_RuntimeError, "Python has seen every completion");
+        return NULL;
+    }
     Py_RETURN_NONE;
+}
+
+/* complete_receive(slot, failed) */
+static PyObject *stream_state_complete_receive(PyObject *object, PyObject *args)
+{
+    struct aio_stream *s = ((StreamState *)object)->stream;
+    unsigned int slot;
+    int failed;
+
+    if (!PyArg_ParseTuple(args, "Ip", &slot, &failed))
+        return NULL;
+    if (!failed)
+        return PyLong_FromLong(stream_complete_receive(s, slot));
+    stream_count_failed_receive(s);
+    return PyLong_FromLong(0);
+}
+
+/* complete_send(sub, failed) -> the words of the control messages that have completed */
+static PyObject *stream_state_complete_send(PyObject *object, PyObject *args)
+{
+    uint32_t words[AIO_STREAM_CONTROLS], count;
+    unsigned int sub;
+    PyObject *list;
+    int failed;
+
+    if (!PyArg_ParseTuple(args, "Ip", &sub, &failed))
+        return NULL;
+    count = stream_complete_send(((StreamState *)object)->stream, sub, failed, words);
+    list = PyList_New(count);
+    for (uint32_t i = 0; list && i < count; i++) {
+        PyObject *word = PyLong_FromUnsignedLong(words[i]);
+
+        if (!word || PyList_SetItem(list, i, word))
+            Py_CLEAR(list);
+    }
+    return list;
 }
 
 /* Receiving */
 
-static PyObject *state_read(PyObject *object, PyObject *args)
+static PyObject *stream_state_read(PyObject *object, PyObject *args)
 {
     Py_ssize_t most;
     Py_buffer into;
@@ -487,203 +535,352 @@ static PyObject *state_read(PyObject *object, PyObject *args)
         return NULL;
     if (most < 0 || most > into.len)
         most = into.len;
-    count = aio_stream_read(&((StreamState *)object)->state, into.buf, (size_t)most);
+    count = stream_read(((StreamState *)object)->stream, into.buf, (size_t)most);
     PyBuffer_Release(&into);
     return PyLong_FromUnsignedLong(count);
 }
 
-/* bind(qp, wr_id, words, lkey): the adapter's side; `words` are where iWARP's words land, or 0. */
-static PyObject *state_bind(PyObject *object, PyObject *args)
+/*
+ * bind(qp, wr_id, words, lkey, receives): the adapter's side; `words` are where iWARP's words land,
+ * or 0.  The errno of a receive that could not be posted, or 0.
+ */
+static PyObject *stream_state_bind(PyObject *object, PyObject *args)
 {
-    struct aio_stream_state *s = &((StreamState *)object)->state;
-    unsigned long long qp, words;
+    unsigned long long qp, id, words;
+    unsigned int lkey, receives;
 
-    if (!PyArg_ParseTuple(args, "KKKI", &qp, &s->wr_id, &words, &s->words_lkey))
+    if (!PyArg_ParseTuple(args, "KKKII", &qp, &id, &words, &lkey, &receives))
         return NULL;
-    s->qp = (struct ibv_qp *)(uintptr_t)qp;
-    s->words = (uint8_t *)(uintptr_t)words;
+    if (receives > AIO_STREAM_RECV) {
+        PyErr_SetString(PyExc_ValueError, "more receives than there are numbers for");
+        return NULL;
+    }
+    return PyLong_FromLong(stream_bind(((StreamState *)object)->stream,
+                                       (struct ibv_qp *)(uintptr_t)qp, id,
+                                       (uint8_t *)(uintptr_t)words, lkey, receives));
+}
+
+/* Who gets the bytes */
+
+/* A reference of its own to the object, or NULL for None. */
+static PyObject *or_null(PyObject *object)
+{
+    return object == Py_None ? NULL : Py_NewRef(object);
+}
+
+/* attach(handler, run, rest, elsewhere); each but the first may be None. */
+static PyObject *stream_state_attach(PyObject *object, PyObject *args)
+{
+    StreamState *self = (StreamState *)object;
+    PyObject *handler, *run, *rest, *elsewhere;
+
+    if (!PyArg_ParseTuple(args, "OOOO", &handler, &run, &rest, &elsewhere))
+        return NULL;
+    replace(&self->handler, Py_NewRef(handler));
+    replace(&self->run, or_null(run));
+    replace(&self->rest, or_null(rest));
+    replace(&self->elsewhere, or_null(elsewhere));
     Py_RETURN_NONE;
 }
 
-static PyObject *state_close(PyObject *object, PyObject *Py_UNUSED(unused))
+static PyObject *stream_state_part(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    ((StreamState *)object)->state.dead = 1;
-    ((StreamState *)object)->state.qp = NULL;
+    StreamState *self = (StreamState *)object;
+
+    replace(&self->handler, NULL);
     Py_RETURN_NONE;
 }
 
-/* The lengths of the messages that wait: a queue. */
-
-static PyObject *state_push_waiting(PyObject *object, PyObject *length)
+static PyObject *stream_state_refuse_writes(PyObject *object, PyObject *rest)
 {
-    struct aio_stream_state *s = &((StreamState *)object)->state;
-    unsigned long number = PyLong_AsUnsignedLong(length);
+    StreamState *self = (StreamState *)object;
+
+    stream_advance_output(self->stream, AIO_OUTPUT_EVENT_HOLD);
+    replace(&self->rest, Py_NewRef(rest));
+    Py_RETURN_NONE;
+}
+
+/* deliver_to(protocol, paused); None: Python delivers. */
+static PyObject *stream_state_deliver_to(PyObject *object, PyObject *args)
+{
+    StreamState *self = (StreamState *)object;
+    PyObject *protocol;
+    int paused;
+
+    if (!PyArg_ParseTuple(args, "Op", &protocol, &paused))
+        return NULL;
+    stream_advance_reader(self->stream, protocol == Py_None || paused ? AIO_READER_EVENT_KEEP
+                                                                      : AIO_READER_EVENT_DELIVER);
+    replace(&self->protocol, or_null(protocol));
+    Py_RETURN_NONE;
+}
+
+static PyObject *stream_state_stop(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    stream_advance_reader(((StreamState *)object)->stream, AIO_READER_EVENT_STOP);
+    Py_RETURN_NONE;
+}
+
+static PyObject *stream_state_enough(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    return PyBool_FromLong(stream_has_enough(((StreamState *)object)->stream));
+}
+
+/* wait_for(length): whether the task has to wait. */
+static PyObject *stream_state_wait_for(PyObject *object, PyObject *number)
+{
+    struct aio_stream *s = ((StreamState *)object)->stream;
+    Py_ssize_t length = size_of(number);
 
     if (PyErr_Occurred())
         return NULL;
-    if (s->waiting_count > s->waiting_mask) {
-        PyErr_SetString(PyExc_IndexError, "no room for another message");
+    if (stream_waiting(s) || length <= 0) {
+        PyErr_SetString(PyExc_RuntimeError, "a task waits already, or for nothing");
         return NULL;
     }
-    s->waiting[(s->waiting_first + s->waiting_count++) & s->waiting_mask] = (uint32_t)number;
+    return PyBool_FromLong(stream_await_some(s, (size_t)length));
+}
+
+static PyObject *stream_state_was_alive(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    return PyBool_FromLong(stream_check_alive(((StreamState *)object)->stream));
+}
+
+/* States */
+
+static PyObject *stream_state_open(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    if (stream_open(((StreamState *)object)->stream)) {
+        PyErr_SetString(PyExc_RuntimeError, "the peer is not known yet");
+        return NULL;
+    }
     Py_RETURN_NONE;
 }
 
-static PyObject *state_pop_waiting(PyObject *object, PyObject *Py_UNUSED(unused))
+/* permit(writable, wanted, ended, owed) */
+static PyObject *stream_state_permit(PyObject *object, PyObject *args)
 {
-    struct aio_stream_state *s = &((StreamState *)object)->state;
+    struct aio_stream *s = ((StreamState *)object)->stream;
+    int writable, wanted, ended;
+    unsigned int owed;
 
-    if (!s->waiting_count) {
-        PyErr_SetString(PyExc_IndexError, "no message waits");
+    if (!PyArg_ParseTuple(args, "pppI", &writable, &wanted, &ended, &owed))
+        return NULL;
+    if (owed >= AIO_OWED_COUNT) {
+        PyErr_SetString(PyExc_ValueError, "nothing of this kind can be owed");
         return NULL;
     }
-    s->waiting_first++;
-    s->waiting_count--;
+    if (!writable)
+        stream_advance_output(s, AIO_OUTPUT_EVENT_SHUT);
+    if (ended)
+        stream_advance_input(s, AIO_INPUT_EVENT_END);
+    else if (!wanted)
+        stream_advance_input(s, AIO_INPUT_EVENT_REFUSE);
+    stream_owe(s, (enum aio_owed)owed);
     Py_RETURN_NONE;
 }
 
-static PyObject *state_get_first(PyObject *object, void *Py_UNUSED(unused))
+/* hold(whether): leave each write to Python, or take it in C. */
+static PyObject *stream_state_hold(PyObject *object, PyObject *whether)
 {
-    struct aio_stream_state *s = &((StreamState *)object)->state;
+    int held = PyObject_IsTrue(whether);
 
-    return PyLong_FromUnsignedLong(s->waiting[s->waiting_first & s->waiting_mask]);
+    if (held < 0)
+        return NULL;
+    stream_advance_output(((StreamState *)object)->stream,
+                          held ? AIO_OUTPUT_EVENT_HOLD : AIO_OUTPUT_EVENT_RELEASE);
+    Py_RETURN_NONE;
 }
 
-static int state_set_first(PyObject *object, PyObject *value, void *Py_UNUSED(unused))
+/* A method that is an event of the queue pair: whether it is news. */
+#define LIFE_METHOD(name, event)                                                                   \
+    static PyObject *name(PyObject *object, PyObject *Py_UNUSED(unused))                           \
+    {                                                                                              \
+        return PyBool_FromLong(                                                                    \
+            stream_advance_life(((StreamState *)object)->stream, AIO_STREAM_LIFE_EVENT_##event));  \
+    }
+
+LIFE_METHOD(stream_state_end, END)
+LIFE_METHOD(stream_state_flush, FLUSH)
+LIFE_METHOD(stream_state_close, CLOSE)
+
+/* Larger rings */
+
+static PyObject *stream_state_grow_after(PyObject *object, PyObject *number)
 {
-    struct aio_stream_state *s = &((StreamState *)object)->state;
-    unsigned long number = value ? PyLong_AsUnsignedLong(value) : 0;
+    Py_ssize_t taken = size_of(number);
 
     if (PyErr_Occurred())
-        return -1;
-    s->waiting[s->waiting_first & s->waiting_mask] = (uint32_t)number;
-    return 0;
+        return NULL;
+    if (taken < 0) {
+        PyErr_SetString(PyExc_ValueError, "fewer than no bytes");
+        return NULL;
+    }
+    stream_grow_after(((StreamState *)object)->stream, (uint64_t)taken);
+    Py_RETURN_NONE;
 }
 
-static PyMethodDef state_methods[] = {
-    {"write", state_write, METH_O, "As RdmaTransport.write."},
-    {"send", state_send, METH_O, "Send what can be sent now of a buffer; how many bytes."},
-    {"room", state_room, METH_NOARGS, "Bytes that the next message of data can carry."},
-    {"send_ring", state_send_ring, METH_O,
+/* widen(address, rkey, size) */
+static PyObject *stream_state_widen(PyObject *object, PyObject *args)
+{
+    unsigned long long ring;
+    unsigned int rkey, size;
+
+    if (!PyArg_ParseTuple(args, "KII", &ring, &rkey, &size))
+        return NULL;
+    if (stream_widen(((StreamState *)object)->stream, (uint8_t *)(uintptr_t)ring, rkey, size)) {
+        PyErr_SetString(PyExc_ValueError, "no such larger ring, or one is on its way");
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *stream_state_wants_send_ring(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    return PyBool_FromLong(stream_wants_send_ring(((StreamState *)object)->stream));
+}
+
+/* The peer */
+
+/* meet(credits, (addr, key, length), (table_addr, table_key, table_length), swapped) */
+static PyObject *stream_state_meet(PyObject *object, PyObject *args)
+{
+    unsigned long long addr, table_addr;
+    struct aio_stream_peer peer;
+    int swapped, code;
+
+    if (!PyArg_ParseTuple(args, "I(KII)(KII)p", &peer.credits, &addr, &peer.buffer.key,
+                          &peer.buffer.length, &table_addr, &peer.table_key, &peer.table_length,
+                          &swapped))
+        return NULL;
+    peer.buffer.addr = addr;
+    peer.table_addr = table_addr;
+    peer.swapped = (uint8_t)swapped;
+    code = stream_meet(((StreamState *)object)->stream, &peer);
+    if (code == EALREADY)
+        PyErr_SetString(PyExc_RuntimeError, "the peer is known already");
+    else if (code)
+        PyErr_SetString(PyExc_ValueError, "no such peer");
+    if (code)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* take_word(word) -> None, or how it breaks flow control, and two numbers */
+static PyObject *stream_state_take_word(PyObject *object, PyObject *number)
+{
+    unsigned long word = PyLong_AsUnsignedLong(number);
+    struct aio_stream_violation broken;
+
+    if (PyErr_Occurred())
+        return NULL;
+    broken = stream_take_word(((StreamState *)object)->stream, (uint32_t)word);
+    if (broken.kind == AIO_STREAM_RIGHT)
+        Py_RETURN_NONE;
+    return Py_BuildValue("(iKK)", (int)broken.kind, (unsigned long long)broken.first,
+                         (unsigned long long)broken.second);
+}
+
+#define FACT_GETTER(name, value)                                                                   \
+    static PyObject *stream_state_get_##name(PyObject *object, void *Py_UNUSED(unused))            \
+    {                                                                                              \
+        return PyLong_FromLongLong(stream_##name(((StreamState *)object)->stream));                \
+    }
+#define FLAG_GETTER(name, value)                                                                   \
+    static PyObject *stream_state_get_##name(PyObject *object, void *Py_UNUSED(unused))            \
+    {                                                                                              \
+        return PyBool_FromLong((long)stream_##name(((StreamState *)object)->stream));              \
+    }
+
+AIO_STREAM_FACTS(FACT_GETTER)
+AIO_STREAM_FLAGS(FLAG_GETTER)
+
+static PyMethodDef stream_state_methods[] = {
+    {"write", stream_state_write, METH_O, "As RdmaTransport.write."},
+    {"send", stream_state_send, METH_O, "Send what can be sent now of a buffer; how many bytes."},
+    {"next_place", stream_state_next_place, METH_NOARGS,
+     "Where in the ring the bytes of the next message go, and how many it can carry."},
+    {"send_from_ring", stream_state_send_from_ring, METH_O,
      "Post the next so many bytes of the ring for sending, which are there; 0 or an errno."},
-    {"send_from", state_send_from, METH_VARARGS,
+    {"wants_send_ring", stream_state_wants_send_ring, METH_NOARGS,
+     "Whether the ring for sending is full, and the peer has more room than it."},
+    {"send_from", stream_state_send_from, METH_VARARGS,
      "Send from another ring from now on: address, size, lkey."},
-    {"control", state_control, METH_VARARGS,
-     "Post a control message: word, work requests, payload, address, key, signaled."},
-    {"probe", state_probe, METH_NOARGS, "Post a WRITE of nothing; 0 or an errno."},
-    {"reach", state_reach, METH_O, "How many messages the completion of this sub-index means."},
-    {"retire", state_retire, METH_NOARGS, "Count the oldest message off; its word."},
-    {"drop", state_drop, METH_NOARGS, "Count the oldest message off, which has failed."},
-    {"cut", state_cut, METH_O, "The next so many bytes, or None if fewer are there."},
-    {"read", state_read, METH_VARARGS,
+    {"announce", stream_state_announce, METH_O,
+     "Post the updates of room that are due, or one in any case; 0 or an errno."},
+    {"say", stream_state_say, METH_O, "Post a word; 0, an errno, or NO_ROOM."},
+    {"publish", stream_state_publish, METH_VARARGS,
+     "Post a word behind bytes to the peer's table: word, payload, address, key."},
+    {"probe", stream_state_probe, METH_NOARGS, "Post a WRITE of nothing; 0 or an errno."},
+    {"seen", stream_state_seen, METH_NOARGS, "Python has seen a completion that was passed to it."},
+    {"complete_receive", stream_state_complete_receive, METH_VARARGS,
+     "The receive of this slot has completed, or has failed; 0 or an errno."},
+    {"complete_send", stream_state_complete_send, METH_VARARGS,
+     "The message of this sub-index has completed, or has failed, and all before it have completed;"
+     " the words of the control messages among them."},
+    {"cut", stream_state_cut, METH_O, "The next so many bytes, or None if fewer are there."},
+    {"read", stream_state_read, METH_VARARGS,
      "Copy at most so many bytes that are there into a buffer; how many."},
-    {"take", (PyCFunction)(void (*)(void))state_take, METH_FASTCALL,
+    {"take", (PyCFunction)(void (*)(void))stream_state_take, METH_FASTCALL,
      "To await: bytes, so many at least and at most, or up to a separator; None: Python reads."},
-    {"park", state_park, METH_O, "The Wakeup of the task that waits for bytes, in this loop."},
-    {"done", state_done, METH_NOARGS, "The wait is over."},
-    {"spin_with", state_spin_with, METH_O, "Spin while a task, or a protocol, waits for bytes."},
-    {"bind", state_bind, METH_VARARGS,
-     "Name the adapter's side: queue pair, id of its requests, address of iWARP's words, lkey."},
-    {"close", state_close, METH_NOARGS, "Post nothing any more: the queue pair may go."},
-    {"fill", state_fill, METH_O, "Post so many receives, for the first time; 0 or an errno."},
-    {"used", state_used, METH_O, "The receive of this slot has completed; 0 or an errno."},
-    {"push_waiting", state_push_waiting, METH_O, "A message of so many bytes waits."},
-    {"pop_waiting", state_pop_waiting, METH_NOARGS, "The first message waits no more."},
+    {"park", stream_state_park, METH_O,
+     "The Wakeup of the task that waits for bytes, in this loop."},
+    {"done", stream_state_done, METH_NOARGS, "The wait is over."},
+    {"spin_with", stream_state_spin_with, METH_O,
+     "Spin while a task, or a protocol, waits for bytes."},
+    {"bind", stream_state_bind, METH_VARARGS,
+     "Name the adapter's side: queue pair, id of its requests, address of iWARP's words, lkey; and"
+     " post so many receives.  0 or an errno."},
+    {"attach", stream_state_attach, METH_VARARGS,
+     "Name the stream: the handler of its events, Context.run, what takes the rest of a write, and"
+     " what is asked in another thread."},
+    {"part", stream_state_part, METH_NOARGS, "Forget the handler: the stream is over."},
+    {"refuse_writes", stream_state_refuse_writes, METH_O, "Give every write to this function."},
+    {"deliver_to", stream_state_deliver_to, METH_VARARGS,
+     "Call this protocol's data_received, unless paused; None: Python delivers."},
+    {"stop", stream_state_stop, METH_NOARGS, "Drop what arrives from now on."},
+    {"enough", stream_state_enough, METH_NOARGS,
+     "Whether the bytes are there that are waited for."},
+    {"wait_for", stream_state_wait_for, METH_O,
+     "Keep so many bytes for a task; whether it has to wait for them."},
+    {"was_alive", stream_state_was_alive, METH_NOARGS,
+     "Whether the peer has given a sign of life since the last call."},
+    {"meet", stream_state_meet, METH_VARARGS,
+     "Begin with the peer: its credits, its first buffer, its table, whether bytes are swapped."},
+    {"open", stream_state_open, METH_NOARGS, "Data may go both ways."},
+    {"permit", stream_state_permit, METH_VARARGS,
+     "What the end leaves open: whether this side sends, and wants to receive; whether the peer has"
+     " ended; what waits to be posted."},
+    {"hold", stream_state_hold, METH_O, "Whether every write is left to Python."},
+    {"end", stream_state_end, METH_NOARGS, "Post nothing any more."},
+    {"flush", stream_state_flush, METH_NOARGS,
+     "Only count the receives that come back; whether that is new."},
+    {"close", stream_state_close, METH_NOARGS, "The queue pair may go."},
+    {"take_word", stream_state_take_word, METH_O,
+     "Count a message of the peer; None, or how it breaks flow control, with two numbers."},
+    {"grow_after", stream_state_grow_after, METH_O,
+     "Ask for a larger ring once so many bytes were taken."},
+    {"widen", stream_state_widen, METH_VARARGS,
+     "A larger ring for receiving: address, rkey, size."},
     {NULL, NULL, 0, NULL},
 };
 
-#define FIELD(name, type, flags) {#name, type, offsetof(StreamState, state.name), flags, NULL}
+#define DEFINE_GETTER(name, value) {#name, stream_state_get_##name, NULL, NULL, NULL},
 
-static PyMemberDef state_members[] = {
-    {"handler", T_OBJECT, offsetof(StreamState, handler), 0,
-     "The stream, which is told of what is not plain; None when it is over."},
-    {"protocol", T_OBJECT, offsetof(StreamState, protocol), 0,
-     "Its data_received is looked up and called with what has come; None if it is not to be."},
-    {"run", T_OBJECT, offsetof(StreamState, run), 0, "Of the context in which it is called."},
-    {"rest", T_OBJECT, offsetof(StreamState, rest), 0, "Called with data that were not plain."},
-    {"elsewhere", T_OBJECT, offsetof(StreamState, elsewhere), 0,
-     "Called where write is called in another thread; raises if it may not be."},
-    {"events", T_UINT, offsetof(StreamState, state.base.events), 0, "Not reported yet."},
-    {"passed", T_UINT, offsetof(StreamState, state.base.passed), 0,
-     "Completions that were given to Python, and that it has not seen yet."},
-    FIELD(inline_size, T_UINT, READONLY),
-    FIELD(error, T_INT, READONLY),
-    FIELD(recv_failed, T_BOOL, READONLY),
-    FIELD(dead, T_BOOL, 0),
-    FIELD(flushing, T_BOOL, 0),
-    FIELD(receiving, T_BOOL, 0),
-    FIELD(sending, T_BOOL, 0),
-    FIELD(held, T_BOOL, 0),
-    FIELD(crediting, T_BOOL, 0),
-    FIELD(owing, T_BOOL, 0),
-    FIELD(swapped, T_BOOL, 0),
-    FIELD(alive, T_BOOL, 0),
-    FIELD(plain, T_BOOL, 0),
-    FIELD(waiter, T_BOOL, 0),
-    FIELD(stopped, T_BOOL, 0),
-    FIELD(posted, T_UINT, 0),
-    FIELD(send_free, T_UINT, READONLY),
-    FIELD(head, T_UINT, READONLY),
-    FIELD(largest, T_UINT, 0),
-    FIELD(addr, T_ULONGLONG, 0),
-    FIELD(key, T_UINT, 0),
-    FIELD(left, T_UINT, 0),
-    FIELD(spare_addr, T_ULONGLONG, 0),
-    FIELD(spare_key, T_UINT, 0),
-    FIELD(spare_left, T_UINT, 0),
-    FIELD(allowed, T_UINT, 0),
-    FIELD(limit, T_UINT, 0),
-    FIELD(sequence, T_UINT, 0),
-    FIELD(data_out, T_UINT, 0),
-    FIELD(data_limit, T_UINT, 0),
-    FIELD(data_wrs, T_UINT, 0),
-    FIELD(control_out, T_UINT, 0),
-    FIELD(progress, T_ULONGLONG, READONLY),
-    FIELD(bytes_sent, T_ULONGLONG, READONLY),
-    FIELD(bytes_received, T_ULONGLONG, READONLY),
-    FIELD(entry, T_UINT, 0),
-    FIELD(peer_entry, T_UINT, 0),
-    FIELD(table_addr, T_ULONGLONG, 0),
-    FIELD(table_key, T_UINT, 0),
-    FIELD(table_length, T_UINT, 0),
-    FIELD(ring_size, T_UINT, 0),
-    FIELD(ring_rkey, T_UINT, 0),
-    {"ring_addr", T_ULONGLONG, offsetof(StreamState, state.ring), 0, NULL},
-    {"wider_addr", T_ULONGLONG, offsetof(StreamState, state.wider), 0, NULL},
-    FIELD(wider_rkey, T_UINT, 0),
-    FIELD(wider_size, T_UINT, 0),
-    FIELD(moved, T_BOOL, 0),
-    FIELD(grow_at, T_ULONGLONG, 0),
-    FIELD(offset, T_UINT, 0),
-    FIELD(readable, T_UINT, 0),
-    FIELD(want, T_UINT, 0),
-    FIELD(ring_left, T_UINT, 0),
-    FIELD(ring_buffers, T_UINT, 0),
-    FIELD(ring_allowed, T_UINT, 0),
-    FIELD(ring_free, T_UINT, 0),
-    FIELD(ring_next, T_UINT, 0),
-    FIELD(credits, T_UINT, 0),
-    FIELD(consumed, T_ULONGLONG, 0),
-    FIELD(due, T_ULONGLONG, 0),
-    FIELD(waiting_count, T_UINT, READONLY),
-    {NULL, 0, 0, 0, NULL},
+/* Of what each of these means, stream_private.h tells. */
+static PyGetSetDef stream_state_getset[] = {
+    AIO_STREAM_FACTS(DEFINE_GETTER) AIO_STREAM_FLAGS(DEFINE_GETTER){NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyGetSetDef state_getset[] = {
-    {"first_waiting", state_get_first, state_set_first, "Bytes of the first that waits.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
-static PyType_Slot state_slots[] = {
-    {Py_tp_new, state_new},
-    {Py_tp_dealloc, state_dealloc},
-    {Py_tp_traverse, state_traverse},
-    {Py_tp_clear, state_clear},
-    {Py_tp_call, state_call}, /* with its events */
-    {Py_am_await, state_await},
-    {Py_tp_methods, state_methods},
-    {Py_tp_members, state_members},
-    {Py_tp_getset, state_getset},
+static PyType_Slot stream_state_slots[] = {
+    {Py_tp_new, stream_state_new},
+    {Py_tp_dealloc, stream_state_dealloc},
+    {Py_tp_traverse, stream_state_traverse},
+    {Py_tp_clear, stream_state_clear},
+    {Py_tp_call, stream_state_call}, /* with its events */
+    {Py_am_await, stream_state_await},
+    {Py_tp_methods, stream_state_methods},
+    {Py_tp_getset, stream_state_getset},
     {Py_tp_doc, "The data and credits of one stream."},
     {0, NULL},
 };
@@ -692,5 +889,5 @@ PyType_Spec aio_stream_state_spec = {
     .name = "aiordma._core.StreamState",
     .basicsize = sizeof(StreamState),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = state_slots,
+    .slots = stream_state_slots,
 };

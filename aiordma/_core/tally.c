@@ -25,27 +25,27 @@ static uint64_t ended[SUMS];
 
 static void add(uint64_t *sums, const struct aio_counted *each)
 {
-    const struct aio_message_state *m = each->messages;
-    const struct aio_stream_state *s = each->stream;
+    const struct aio_connection *c = each->messages;
+    const struct aio_stream *s = each->stream;
 
-    if (m) {
-        sums[MESSAGES_SENT] += m->messages_sent;
-        sums[BYTES_SENT] += m->bytes_sent;
-        sums[MESSAGES_RECEIVED] += m->messages_received;
-        sums[BYTES_RECEIVED] += m->bytes_received;
-        sums[BYTES_READ] += m->bytes_read;
-        sums[BYTES_WRITTEN] += m->bytes_written;
-        sums[ATOMICS] += m->atomics;
+    if (c) {
+        sums[MESSAGES_SENT] += (uint64_t)connection_messages_sent(c);
+        sums[BYTES_SENT] += (uint64_t)connection_bytes_sent(c);
+        sums[MESSAGES_RECEIVED] += (uint64_t)connection_messages_received(c);
+        sums[BYTES_RECEIVED] += (uint64_t)connection_bytes_received(c);
+        sums[BYTES_READ] += (uint64_t)connection_bytes_read(c);
+        sums[BYTES_WRITTEN] += (uint64_t)connection_bytes_written(c);
+        sums[ATOMICS] += (uint64_t)connection_atomics(c);
     }
     if (s) {
-        sums[STREAM_BYTES_SENT] += s->bytes_sent;
-        sums[STREAM_BYTES_RECEIVED] += s->bytes_received;
+        sums[STREAM_BYTES_SENT] += (uint64_t)stream_bytes_sent(s);
+        sums[STREAM_BYTES_RECEIVED] += (uint64_t)stream_bytes_received(s);
     }
 }
 
 /* Count a state from now on; `self` is a part of its object. */
-void aio_count_in(struct aio_counted *self, const struct aio_message_state *messages,
-                  const struct aio_stream_state *stream)
+void aio_count_in(struct aio_counted *self, const struct aio_connection *messages,
+                  const struct aio_stream *stream)
 {
     self->messages = messages;
     self->stream = stream;

@@ -41,7 +41,7 @@ def kernel_devices() -> Finding:
     return fail(
         f"the kernel lists none in {sysfs.CLASS}",
         "load the adapter's driver; as a software device: `modprobe rdma_rxe && rdma link add rxe0 "
-        "type rxe netdev NETDEV`; without root: `python -m aiordma.testing.softroce -- COMMAND`",
+        "type rxe netdev NETDEV`; without root: `python -m aiordma_softroce -- COMMAND`",
     )
 
 

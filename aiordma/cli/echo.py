@@ -90,7 +90,6 @@ class Echo:
             max_connections=self._most_clients,
             max_connections_per_source=self._most_clients,
             max_half_open=min(64, self._most_clients),
-            max_half_open_per_source=min(32, self._most_clients),
         )
         streams = await start_server(self._stream, host, 0, limits=limits)
         async with streams:
@@ -245,7 +244,8 @@ class Orders:
             await self._answer(error=str(exc))
             return
         self._memory = memory
-        await self._answer(region=region.to_bytes().hex())
+        # The client may be older, and of no other connection: the region ends with this one.
+        await self._answer(region=region.to_bytes(version=1).hex())
 
     async def _answer(self, **facts: Any) -> None:
         await self._connection.send(json.dumps(facts).encode())

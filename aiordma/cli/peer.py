@@ -23,7 +23,7 @@ from aiordma.cli.transfer.frames import Get, Ready, Reason
 from aiordma.cli.words import serves_streams, words_of
 from aiordma.endpoint.connect import connect
 from aiordma.endpoint.connection import Connection
-from aiordma.errors import ConnectionRejectedError, RdmaError, TransportRetryError
+from aiordma.errors import CompletionError, ConnectionRejectedError, RdmaError
 from aiordma.memory.remote import RemoteRegion
 from aiordma.streams.connecting import open_connection
 from aiordma.streams.stream_reader import RdmaStreamReader
@@ -238,7 +238,8 @@ async def try_sizes(scene: Scene, one: Callable[[int], Awaitable[None]]) -> str:
 def _may_be_dropped(exc: BaseException) -> bool:
     """Whether it looks as if packets do not arrive."""
     return isinstance(exc, TimeoutError) or any(
-        isinstance(each, TransportRetryError) for each in (exc, exc.__cause__)
+        isinstance(each, CompletionError) and each.status_name == "RETRY_EXC_ERR"
+        for each in (exc, exc.__cause__)
     )
 
 

@@ -27,7 +27,7 @@ from aiordma.cli.transfer.server import Quota, serve_one
 from aiordma.errors import RdmaError
 from aiordma.link.listening import is_worth_a_line
 from aiordma.link.source import source_of
-from aiordma.memory.byte_budget import fair_share
+from aiordma.memory.governor import fair_share
 from aiordma.streams import RdmaStreamReader, start_server
 
 __all__ = ["run"]

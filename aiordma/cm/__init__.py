@@ -1,6 +1,6 @@
 """The connection manager: event channels, connection ids, events and parameters."""
 
-from aiordma.cm.addrinfo import AddressInfo, getaddrinfo
+from aiordma.cm.addrinfo import getaddrinfo
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId, Stage
 from aiordma.cm.connection_parameter import ConnectionParameter
@@ -9,7 +9,6 @@ from aiordma.cm.event_channel import EventChannel
 from aiordma.cm.qp_transition import QPPolicy
 
 __all__ = [
-    "AddressInfo",
     "ConnectionEvent",
     "ConnectionId",
     "ConnectionParameter",

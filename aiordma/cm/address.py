@@ -14,7 +14,7 @@ from aiordma._ffi import ffi
 from aiordma.arguments import whole
 from aiordma.errors import HostNotFoundError, errno_error
 from aiordma.interfaces import has_address
-from aiordma.loop.kept import Kept
+from aiordma.loop.bounded_cache import BoundedCache
 
 __all__ = [
     "Address",
@@ -31,7 +31,7 @@ Address = tuple[str, int]
 _IPV4 = struct.Struct("=HH4s")  # the beginning of a sockaddr_in; no sockaddr is shorter
 _AF_INET = int(socket.AF_INET)
 _ANY = ("0.0.0.0", "::")
-_sockaddrs: Kept[Address, Any] = Kept()  # a client connects to few addresses
+_sockaddrs: BoundedCache[Address, Any] = BoundedCache()  # a client connects to few addresses
 
 
 @functools.lru_cache(256)  # the connections of a process have few addresses
@@ -63,7 +63,7 @@ def to_sockaddr(address: Address) -> Any:
         sin.sin_family = socket.AF_INET
         sin.sin_port = socket.htons(port)
         ffi.memmove(ffi.addressof(sin, "sin_addr"), ip.packed, 4)
-        _sockaddrs.keep((host, port), storage)  # not so IPv6: interfaces get new numbers
+        _sockaddrs.store((host, port), storage)  # not so IPv6: interfaces get new numbers
     else:
         sin6 = ffi.cast("struct sockaddr_in6 *", storage)
         sin6.sin6_family = socket.AF_INET6
@@ -157,7 +157,7 @@ async def look_up(
 
     Raises:
         TypeError, ValueError: Not a port.
-        HostNotFoundError: The name does not resolve.
+        socket.gaierror: The name does not resolve.
     """
     check_port(port)
     if not host:

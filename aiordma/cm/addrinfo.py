@@ -136,7 +136,7 @@ async def getaddrinfo(
 
     Raises:
         TypeError, ValueError: Not such names.
-        HostNotFoundError: The name does not resolve.
+        socket.gaierror: The name does not resolve.
         TimeoutError: The resolver takes longer; the call goes on in its thread.
         OSError: librdmacm refused.
 

@@ -65,8 +65,8 @@ from aiordma.cm.resolving import (
 from aiordma.cm.step import Stage, Step
 from aiordma.errors import (
     RdmaOSError,
-    ResourceBusyError,
     ResourceClosedError,
+    busy_error,
     cm_error,
     errno_error,
     os_error,
@@ -87,7 +87,15 @@ __all__ = ["ANSWER_ROOM", "REQUEST_ROOM", "ConnectionId", "Stage"]
 _log = log_of()
 #: Seconds in which a confirmation may come after the message that shows that it was sent.
 _CONFIRMATION_S = 0.25
-_ROUTE_RESOLVED = EventType.ROUTE_RESOLVED
+# Looked up once, for the steps of each connection: up to Python 3.11 a look at a member of an
+# enumeration takes as long as a call.
+_ESTABLISHED_EVENT, _RESPONSE_EVENT = EventType.ESTABLISHED, EventType.CONNECT_RESPONSE
+_OPEN = ResourceState.OPEN
+_IDLE, _BOUND, _WITH_ROUTE = Stage.IDLE, Stage.BOUND, Stage.ROUTE_RESOLVED
+_CONNECTING, _REQUESTED, _ACCEPTED = Stage.CONNECTING, Stage.REQUESTED, Stage.ACCEPTED
+_CONNECTED, _DATAGRAM_QP = Stage.CONNECTED, QPType.UD
+_PORT_SPACES = frozenset(PortSpace)
+_FOR_DATAGRAMS = frozenset({PortSpace.UDP, PortSpace.IPOIB})
 _INIT, _RTR, _RTS = int(QPState.INIT), int(QPState.RTR), int(QPState.RTS)
 _DEFAULT_POLICY = QPPolicy()
 _NO_OFFER: Offer = 0, 0, False, 0, 0  # datagram services know no depths and no retries
@@ -96,6 +104,7 @@ _ESTABLISHED = frozenset({EventType.ESTABLISHED})
 _ANSWERED = frozenset({EventType.CONNECT_RESPONSE, EventType.ESTABLISHED})
 _NAMES_RESOLVED = frozenset({EventType.ADDRINFO_RESOLVED})
 _DISCONNECTED = frozenset({EventType.DISCONNECTED})
+_LEAVING = frozenset({EventType.DISCONNECTED, EventType.DEVICE_REMOVAL})
 # iWARP returns these from the call, and InfiniBand reports them by an event.
 _REFUSED_IN_THE_CALL = {
     errno.ECONNREFUSED: "REJECTED",
@@ -154,13 +163,13 @@ class ConnectionId(Resource):
         if not isinstance(port_space, PortSpace):
             msg = f"not a port space: {port_space!r}"
             raise TypeError(msg)
-        if port_space is not PortSpace.TCP and port_space not in list(PortSpace):
+        if port_space not in _PORT_SPACES:
             msg = f"not a port space: {port_space!r}"
             raise ValueError(msg)
         out = ffi.new("struct rdma_cm_id **")
         if code := lib.rdma_create_id(channel._require(), out, ffi.NULL, int(port_space)):
             check_minus_one(code, "rdma_create_id")
-        self._setup(channel, out[0], port_space, Stage.IDLE)
+        self._setup(channel, out[0], port_space, _IDLE)
 
     def _setup(
         self, channel: EventChannel, handle: Any, port_space: PortSpace, stage: Stage
@@ -175,27 +184,24 @@ class ConnectionId(Resource):
         self._unacked = 0
         self.policy: QPPolicy = _DEFAULT_POLICY
         self.port_space: PortSpace = port_space
-        self.is_datagram: bool = port_space is PortSpace.UDP or port_space is PortSpace.IPOIB
+        self.is_datagram: bool = port_space in _FOR_DATAGRAMS
         self.qp: QueuePair | None = None
         self.stage: Stage = stage
         super().__init__(handle, (channel,))
-        self._token = channel._ids.add(self)  # of 40 bits at most: token_of in _core/cm.c
+        self._token = channel._enroll(self)  # of 40 bits at most: token_of in _core/cm.c
         handle.context = ffi.cast("void *", self._token)
 
-    def _adopt(self, handle: Any) -> Self:
+    def _adopt(self, handle: Any, channel: EventChannel) -> Self:
         """Return the id of a CONNECT_REQUEST to this id; it gets a token of its own."""
         made = type(self).__new__(type(self))
-        made._setup(self._channel, handle, self.port_space, Stage.REQUESTED)
+        made._setup(channel, handle, self.port_space, _REQUESTED)
         return made
 
     # Properties
 
     @property
     def number(self) -> int:
-        """Number of the id, in the log, too; no other id of the process has had it.
-
-        `migrate` gives it another.
-        """
+        """Number of the id, in the log, too; no other id of the process has had it."""
         return self._token
 
     @property
@@ -206,7 +212,7 @@ class ConnectionId(Resource):
     @property
     def context(self) -> Context | None:
         """The device it is bound to; None before."""
-        if self._context is None or self._state is not ResourceState.OPEN:
+        if self._context is None or self._state is not _OPEN:
             handle = self._require()
             if self._context is None and handle.verbs != ffi.NULL:
                 self._context = Context.borrow(handle.verbs)
@@ -262,6 +268,11 @@ class ConnectionId(Resource):
     def local_gid(self) -> bytes:
         """The GID that the connection uses on this side; 16 bytes."""
         return bytes(ffi.buffer(self._require().route.addr.addr.ibaddr.sgid.raw))
+
+    @property
+    def peer_gid(self) -> bytes:
+        """The GID of the other side, as the connection manager has it; 16 bytes."""
+        return bytes(ffi.buffer(self._require().route.addr.addr.ibaddr.dgid.raw))
 
     def set_option(self, option: Option, value: int) -> None:
         """Set an option of the id (`rdma_set_option(3)`).
@@ -333,7 +344,7 @@ class ConnectionId(Resource):
 
         Raises:
             ValueError: An address is not numeric, or the limit is negative.
-            AddressError: No route, no neighbor.
+            ConnectionFailedError: No route, no neighbor.
             ConnectTimeoutError: No answer in time.
             DeviceNotFoundError: The way there has no RDMA device.
 
@@ -383,11 +394,11 @@ class ConnectionId(Resource):
                 await self.resolve_route(timeout)
                 return
             route_ms = min(max(1, int(timeout * 1000)), LONGEST_ROUTE_MS)
-        self._need("rdma_resolve_addr", Stage.IDLE, Stage.BOUND)
+        self._need("rdma_resolve_addr", _IDLE, _BOUND)
         c_dst = to_sockaddr(dst)
-        c_src = to_sockaddr(src) if src is not None else ffi.NULL
-
-        source, destination = int(ffi.cast("uintptr_t", c_src)), int(ffi.cast("uintptr_t", c_dst))
+        c_src = None if src is None else to_sockaddr(src)
+        source = 0 if c_src is None else int(ffi.cast("uintptr_t", c_src))
+        destination = int(ffi.cast("uintptr_t", c_dst))
 
         def call(limit_ms: int) -> None:
             handle = int(ffi.cast("uintptr_t", self._require()))
@@ -402,7 +413,7 @@ class ConnectionId(Resource):
         except asyncio.CancelledError:
             self.stage = Stage.FAILED  # the kernel goes on, and takes no other address
             raise
-        self.stage = Stage.ROUTE_RESOLVED if route else Stage.ADDRESS_RESOLVED
+        self.stage = _WITH_ROUTE if route else Stage.ADDRESS_RESOLVED
 
     async def resolve_route(self, timeout: float = 2.0) -> None:
         """Find the path to the resolved address (`rdma_resolve_route(3)`).
@@ -413,7 +424,7 @@ class ConnectionId(Resource):
         Raises:
             ValueError: The limit is negative.
             OSError: EINVAL before `resolve_addr`.
-            RouteError: There is no path.
+            ConnectionFailedError: There is no path.
 
         Cancellation: ends the wait; close the id then.
         """
@@ -502,7 +513,7 @@ class ConnectionId(Resource):
             raise os_error(errno.EINVAL, "rdma_create_qp", detail="(the id has a queue pair)")
         if (self._context or self.context) is not pd.context:
             raise os_error(errno.EINVAL, "rdma_create_qp", detail="(not the id's device)")
-        if self.is_datagram != (attr.qp_type == QPType.UD):
+        if self.is_datagram != (attr.qp_type == _DATAGRAM_QP):
             kind = "UD" if self.is_datagram else "RC"
             msg = f"an id of port space {self.port_space.name} needs a queue pair of type {kind}"
             raise ValueError(msg)
@@ -543,7 +554,7 @@ class ConnectionId(Resource):
         ready = last != _INIT and self._access is not None and self._access == policy.access
         advance(
             self._require(), self.qp, _RTR if ready else _INIT, last, policy,
-            requested=self.stage is Stage.REQUESTED,
+            requested=self.stage is _REQUESTED,
         )  # fmt: skip
         self._access = policy.access
 
@@ -628,7 +639,7 @@ class ConnectionId(Resource):
             if code:
                 check_minus_one(code, "rdma_connect")
 
-        self.stage = Stage.CONNECTING
+        self.stage = _CONNECTING
         try:
             return await self._run(call, answers, timeout, in_thread=blocks)
         except BaseException as exc:
@@ -699,7 +710,7 @@ class ConnectionId(Resource):
         qp = self._answering(self.qp)
         if not qp.pd.context.is_iwarp:
             self._move(_RTS, self.policy.granting(offer[0], offer[1]))
-        self._answer(qp.num, private_data, offer, Stage.ACCEPTED)
+        self._answer(qp.num, private_data, offer, _ACCEPTED)
 
     def _answer_service(self, private_data: bytes, qp: QueuePair | None) -> ConnectionEvent:
         """`accept` for datagrams.  No event follows: the answer is not confirmed."""
@@ -711,7 +722,7 @@ class ConnectionId(Resource):
 
     def _answering(self, qp: QueuePair | None) -> QueuePair:
         """The queue pair of an answer, which the id can give."""
-        self._need("rdma_accept", Stage.REQUESTED)
+        self._need("rdma_accept", _REQUESTED)
         if qp is None:
             raise os_error(errno.EINVAL, "rdma_accept", detail="(no queue pair)")
         qp._require()
@@ -783,7 +794,7 @@ class ConnectionId(Resource):
         about to come, and the report waits for it: after a report at the wrong moment destroying
         the id takes 66 seconds.
         """
-        if self.stage is Stage.ACCEPTED and self._confirming is None:
+        if self.stage is _ACCEPTED and self._confirming is None:
             confirm = functools.partial(_confirm, weakref.ref(self))
             self._confirming = call_later(asyncio.get_running_loop(), _CONFIRMATION_S, confirm)
 
@@ -875,7 +886,7 @@ class ConnectionId(Resource):
             OSError: EINVAL if the id is not bound to a device by `bind_addr` or `resolve_addr`,
                 or has gone on to a connection, or has no queue pair; EADDRINUSE if it is a
                 member; NotSupportedError on iWARP, and on RoCE v2 for IPv6 groups.
-            MulticastError: The network refused.
+            ConnectionFailedError: The network refused.
             ConnectTimeoutError: It did not answer.
 
         Cancellation: the group is left again.
@@ -905,7 +916,7 @@ class ConnectionId(Resource):
         Raises:
             ValueError: Not a multicast address.
             OSError: EADDRNOTAVAIL if it is no member.
-            ResourceBusyError: Joining is still under way.
+            RdmaOSError: Joining is still under way (EBUSY).
             TimeoutError: It takes longer.
 
         Cancellation: ends the wait; the group is left all the same.
@@ -919,20 +930,18 @@ class ConnectionId(Resource):
     def _on_event(self, event: ConnectionEvent) -> bool:
         """Called by the channel for each event of this id; True if it was taken."""
         kind = event.type
-        if kind is _ROUTE_RESOLVED:
-            pass  # the most frequent of those that change nothing here
-        elif kind is EventType.ESTABLISHED:
+        if kind is _ESTABLISHED_EVENT:
             datagram = event.ah_attr is not None
-            if self.stage is Stage.CONNECTING and not datagram:
+            if self.stage is _CONNECTING and not datagram:
                 # The answer on iWARP, whose kernel gives a client the two depths exchanged.
                 own_reads = event.responder_resources
                 event.responder_resources = event.initiator_depth
                 event.initiator_depth = own_reads
-            self.stage = Stage.SERVICE_RESOLVED if datagram else Stage.CONNECTED
+            self.stage = Stage.SERVICE_RESOLVED if datagram else _CONNECTED
             self._stop_confirming()
-        elif kind is EventType.CONNECT_RESPONSE:
+        elif kind is _RESPONSE_EVENT:
             self._on_response(event)
-        elif kind is EventType.DISCONNECTED or kind is EventType.DEVICE_REMOVAL:
+        elif kind in _LEAVING:
             if kind is EventType.DEVICE_REMOVAL and self.qp is not None:
                 self.qp._broken(cm_error(kind.name, event.status))
             self._peer_left()
@@ -951,8 +960,8 @@ class ConnectionId(Resource):
             event.type = EventType.CONNECT_ERROR
             event.status = -(exc.errno or errno.EIO)
         else:
-            event.type = EventType.ESTABLISHED
-            self.stage = Stage.CONNECTED
+            event.type = _ESTABLISHED_EVENT
+            self.stage = _CONNECTED
 
     def _peer_left(self) -> None:
         if self.stage is Stage.CONNECTED or self.stage is Stage.ACCEPTED:
@@ -997,7 +1006,7 @@ class ConnectionId(Resource):
 
         Raises:
             TypeError: Not an event channel.
-            ResourceBusyError: Events of the id are not acknowledged.
+            RdmaOSError: Events of the id are not acknowledged (EBUSY).
             ResourceClosedError: The id or the channel is closed.
             OSError: EINVAL for a listening id.
         """
@@ -1009,26 +1018,20 @@ class ConnectionId(Resource):
             raise os_error(errno.EINVAL, "rdma_migrate_id", detail="(the id is listening)")
         if channel is self._channel:
             return
-        home = self._channel._home
-        if home is not None and home.is_running():
-            channel._attach()  # a task may wait for its next event
-            # The kernel moves unread events without waking a wait for the descriptor.
-            channel._kick_soon(home)
-        check_minus_one(lib.rdma_migrate_id(self._handle, channel._require()), "rdma_migrate_id")
+        channel._take_over(self._handle, self._channel)
         old, self._channel = self._channel, channel
-        old._ids.pop(self._token)
+        old._ids.pop(self._token, None)
+        channel._ids[self._token] = weakref.ref(self)
         channel._retain(self)
         self._parents = (channel,)
         old._let_go(self)
-        self._token = channel._ids.add(self)
-        self._handle.context = ffi.cast("void *", self._token)
 
     # Life
 
     def _refuse_with_debt(self) -> None:
         if self._unacked:
             msg = f"{self._unacked} events of the connection id are not acknowledged"
-            raise ResourceBusyError(errno.EBUSY, msg)
+            raise busy_error(msg)
 
     @property
     def _home(self) -> asyncio.AbstractEventLoop | None:
@@ -1041,7 +1044,7 @@ class ConnectionId(Resource):
         if self.stage in (Stage.CONNECTING, Stage.ACCEPTED, Stage.CONNECTED):
             remedy = _REMEDIES.get(self.stage, "disconnect it first")
             msg = f"the connection id is {self.stage.value}: {remedy}"
-            raise ResourceBusyError(errno.EBUSY, msg)
+            raise busy_error(msg)
 
     def _stop_confirming(self) -> None:
         if self._confirming is not None:
@@ -1051,7 +1054,7 @@ class ConnectionId(Resource):
         self._stop_confirming()
         if self._memberships is not None:
             self._memberships.detach()
-        self._channel._ids.pop(self._token)
+        self._channel._ids.pop(self._token, None)
         self._sink = None
         self._step.fail(ResourceClosedError("the connection id was closed"))
         self._channel._drop(self)

@@ -37,7 +37,7 @@ def describe(cm_id: ConnectionId, context: Context, qp: QueuePair) -> dict[str, 
 def _of_the_port(context: Context, number: int) -> dict[str, Any]:
     """Kept for a second: many connections are made at a time."""
     now = time.monotonic()
-    asked: tuple[float, dict[str, Any]] | None = context._kept.get(("port", number))
+    asked: tuple[float, dict[str, Any]] | None = context._cache.get(("port", number))
     if asked is None or now - asked[0] > _FRESH_S:
         port = context.query_port(number)
         names = {
@@ -49,13 +49,13 @@ def _of_the_port(context: Context, number: int) -> dict[str, Any]:
             "provider": _provider(context),
             "backend": "rdma",
         }
-        asked = context._kept.keep(("port", number), (now, names))
+        asked = context._cache.store(("port", number), (now, names))
     return asked[1]
 
 
 def _provider(context: Context) -> str:
     """The kernel's driver of the device, such as mlx5_core; "" where it is not known."""
-    known: str | None = context._kept.get("provider")
+    known: str | None = context._cache.get("provider")
     if known is not None:
         return known
     try:
@@ -64,5 +64,5 @@ def _provider(context: Context) -> str:
     except OSError:
         # Devices of software have no driver that sysfs could name.
         provider = SOFTWARE_DRIVERS.get(context.attributes.vendor_id, "")
-    context._kept.keep("provider", provider)
+    context._cache.store("provider", provider)
     return provider

@@ -22,6 +22,7 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import itertools
 import os
@@ -32,17 +33,17 @@ from typing import TYPE_CHECKING, Any
 
 from aiordma._core import CMEvents
 from aiordma._ffi import ffi, lib
-from aiordma._ffi.check import check_pointer
+from aiordma._ffi.check import check_minus_one, check_pointer
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
-from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
+from aiordma.errors import ResourceClosedError, busy_error, os_error
 from aiordma.logs import log_of
 from aiordma.loop import fork, registry
 from aiordma.loop.pump import FdPump
 from aiordma.loop.raised import report
 from aiordma.loop.steps import Steps
 from aiordma.loop.wait_line import WaitLine
-from aiordma.loop.weak_table import WeakTable
+from aiordma.loop.weak import living
 from aiordma.loop.workers import reaper
 from aiordma.verbs.ah import AHAttributes
 from aiordma.verbs.resource import Resource, ResourceState
@@ -66,7 +67,13 @@ _SHORT_PAUSE_S = 0.5
 _KINDS = {int(kind): kind for kind in EventType}
 #: Of the ids of all channels: an id has another number than every id before it in the process.
 _numbers = itertools.count(1)
+# Looked up once: up to Python 3.11 a look at a member takes as long as a call.
+_OPEN, _CONNECT_REQUEST = ResourceState.OPEN, EventType.CONNECT_REQUEST
 _WITH_WAY = frozenset({EventType.ESTABLISHED, EventType.MULTICAST_JOIN})
+
+
+def _nobody() -> None:
+    """Stand in for the reference to an id that is not known."""
 
 
 class EventChannel(Resource):
@@ -90,9 +97,8 @@ class EventChannel(Resource):
     """
 
     __slots__ = (
-        "_budget", "_events", "_ids", "_iterators", "_kept", "_kicking", "_loop",
-        "_max_unread", "_over", "_pump", "_short", "_unacked", "_waiters",
-        "dropped_events",
+        "_budget", "_events", "_ids", "_iterators", "_kept", "_kicking", "_loop", "_max_unread",
+        "_over", "_pump", "_requests_go_to", "_short", "_unacked", "_waiters", "dropped_events",
     )  # fmt: skip
 
     def __init__(self, *, max_unread: int = 4096) -> None:
@@ -102,7 +108,9 @@ class EventChannel(Resource):
         fork.use_library()
         handle = check_pointer(lib.rdma_create_event_channel(), "rdma_create_event_channel")
         self._events = CMEvents(int(ffi.cast("uintptr_t", handle)))
-        self._ids: WeakTable[ConnectionId] = WeakTable(_numbers)
+        # By number.  Not a WeakValueDictionary, which makes a reference of its own for each id:
+        # this is that of its parents.  The end of an id takes it out.
+        self._ids: dict[int, weakref.ref[ConnectionId]] = {}
         # Made with the first iterator: to go through an empty set takes as long as the rest.
         self._iterators: weakref.WeakSet[Steps[ConnectionEvent]] | None = None
         self._waiters: WaitLine[None] = WaitLine()
@@ -116,6 +124,7 @@ class EventChannel(Resource):
         self._kicking = False
         self._short = False
         self._budget = _BUDGET
+        self._requests_go_to: EventChannel | None = None  # the channel of their ids; None: this
         super().__init__(handle)
 
     def fileno(self) -> int:
@@ -179,7 +188,7 @@ class EventChannel(Resource):
                 return False
             self._short = False
             self._dispatch(*taken)
-            if self._state is not ResourceState.OPEN:
+            if self._state is not _OPEN:
                 return False
         return True
 
@@ -209,15 +218,14 @@ class EventChannel(Resource):
         kind = _KINDS.get(number) or EventType(number)
         listener: ConnectionId | None = None
         target: ConnectionId | None
-        if kind is EventType.CONNECT_REQUEST:
-            listener = self._ids.get(listen_token)
-            if listener is None or listener.closed:
-                self._discard(self._requested())
+        if kind is _CONNECT_REQUEST:
+            listener, handle = self._ids.get(listen_token, _nobody)(), self._requested()
+            if listener is None or listener.closed or not self._passed_on(handle):
+                self._discard(handle)
                 return
-            target = listener._adopt(self._requested())
+            target = listener._adopt(handle, self._requests_go_to or self)
         else:
-            reference = self._ids.references.get(token)  # `get` would be a call for each event
-            target = None if reference is None else reference()
+            target = self._ids.get(token, _nobody)()
             if target is None:
                 return
         event = ConnectionEvent(self, kind, status, target, listener, private_data, numbers)
@@ -238,18 +246,52 @@ class EventChannel(Resource):
         """The C id of the last request."""
         return ffi.cast("struct rdma_cm_id *", self._events.id)
 
+    def _passed_on(self, handle: Any) -> bool:
+        """Have a request's C id go to its channel, if that is another; False if it cannot."""
+        if self._requests_go_to is not None:
+            try:
+                self._requests_go_to._take_over(handle, self)
+            except OSError as exc:
+                _log.debug("a request vanished: %s", exc)
+                return False
+            except BaseException as exc:
+                self._report(exc)
+                return False
+        return True
+
+    def _take_over(self, handle: Any, origin: EventChannel) -> None:
+        """Have the events of a C id of `origin` come here (`rdma_migrate_id(3)`)."""
+        channel, home = self._require(), origin._home
+        if home is not None and home.is_running():
+            self._attach()  # a task may wait for its next event
+            # The kernel moves unread events without waking a wait for the descriptor.
+            self._kick_soon(home)
+        check_minus_one(lib.rdma_migrate_id(handle, channel), "rdma_migrate_id")
+
     def _discard(self, handle: Any) -> None:
-        """Refuse a request whose listener is gone; the channel outlives the calls."""
+        """Refuse a request that nobody takes; the channels outlive the calls."""
+        channels = [self]
         self._retain()
+        if self._requests_go_to is not None:  # to which it may have moved
+            with contextlib.suppress(ResourceClosedError):
+                self._requests_go_to._retain()
+                channels.append(self._requests_go_to)
 
         def refuse() -> None:
             try:
                 lib.rdma_reject(handle, ffi.NULL, 0)
                 lib.rdma_destroy_id(handle)
             finally:
-                self._let_go()
+                for channel in channels:
+                    channel._let_go()
 
         reaper.submit(refuse)
+
+    def _enroll(self, connection_id: ConnectionId) -> int:
+        """Have the events of a C id with the number that this returns go to `connection_id`."""
+        number = next(_numbers)
+        self._ids[number] = weakref.ref(connection_id)
+        return number
 
     @property
     def _is_read(self) -> bool:
@@ -314,7 +356,7 @@ class EventChannel(Resource):
             self._report(exc)
         if self._loop is not None:
             registry.retire(self, self._loop)  # new connections need one that works
-        for connection_id in self._ids.values():
+        for connection_id in living(list(self._ids.values())):
             connection_id._step.fail(exc)
             # The ConnectionId's owner waits for events, and no further event will arrive.
             connection_id._on_event(
@@ -418,7 +460,7 @@ class EventChannel(Resource):
     def _before_close(self) -> None:
         if self._unacked:
             msg = f"{self._unacked} connection events are not acknowledged"
-            raise ResourceBusyError(errno.EBUSY, msg)
+            raise busy_error(msg)
 
     def _fail_readers(self, exc: Exception) -> None:
         self._over = exc
@@ -426,7 +468,7 @@ class EventChannel(Resource):
 
     def _on_close(self) -> None:
         closed = ResourceClosedError("the event channel was closed")
-        for connection_id in self._ids.values():
+        for connection_id in living(list(self._ids.values())):
             connection_id._step.fail(closed)
         is_read = self._is_read
         self._fail_readers(closed)

@@ -16,6 +16,7 @@ import asyncio
 import errno
 import ipaddress
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -24,9 +25,8 @@ from aiordma._ffi.check import check_minus_one
 from aiordma.cm.address import Address, to_sockaddr
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
-from aiordma.errors import ConnectTimeoutError, ResourceBusyError, cm_error, os_error
+from aiordma.errors import ConnectTimeoutError, busy_error, cm_error, os_error
 from aiordma.logs import log_of
-from aiordma.loop.job import Job
 from aiordma.loop.limit import Limit
 from aiordma.loop.workers import reaper
 from aiordma.verbs.ah import AHAttributes
@@ -75,7 +75,7 @@ class Memberships:
 
     def __init__(self) -> None:
         self._joined: dict[str, _Membership] = {}
-        self._leaves: list[Job[None]] = []
+        self._leaves: list[Future[None]] = []
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -126,10 +126,11 @@ class Memberships:
 
     async def _until_left(self, timeout: float) -> None:
         """Wait until groups that are being left are left."""
-        self._leaves = [done for done in self._leaves if not done.done]
+        self._leaves = [done for done in self._leaves if not done.done()]
         if not self._leaves:
             return
-        left, late = await asyncio.wait([done.future() for done in self._leaves], timeout=timeout)
+        leaves = [asyncio.wrap_future(done) for done in self._leaves]
+        left, late = await asyncio.wait(leaves, timeout=timeout)
         for done in left:
             done.exception()  # the task that left has seen it, or has gone
         if late:
@@ -144,13 +145,13 @@ class Memberships:
             raise os_error(errno.EADDRNOTAVAIL, "rdma_leave_multicast", detail=detail)
         if member.way is None:
             msg = f"joining {host} is under way"
-            raise ResourceBusyError(errno.EBUSY, msg)
+            raise busy_error(msg)
         del self._joined[host]
         _detach(member)
         with Limit(timeout, f"leaving the group {host}", "it goes on in its thread"):
-            await self._leave(cm_id, member).future()
+            await asyncio.shield(asyncio.wrap_future(self._leave(cm_id, member)))
 
-    def _leave(self, cm_id: Resource, member: _Membership) -> Job[None]:
+    def _leave(self, cm_id: Resource, member: _Membership) -> Future[None]:
         """Leave in a thread; the C id outlives the call."""
         handle = cm_id._require()
         cm_id._retain()

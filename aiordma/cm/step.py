@@ -14,8 +14,7 @@ from enum import Enum
 
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
-from aiordma.errors import ConnectTimeoutError, ResourceBusyError, cm_error, os_error
-from aiordma.loop.empty import NOTHING
+from aiordma.errors import ConnectTimeoutError, busy_error, cm_error, os_error
 from aiordma.loop.limit import Limit
 from aiordma.loop.workers import call_blocking, connecting
 from aiordma.verbs.resource import Resource
@@ -27,6 +26,7 @@ _ASIDE = frozenset({
     EventType.TIMEWAIT_EXIT, EventType.ADDR_CHANGE, EventType.CONNECT_REQUEST,
     EventType.MULTICAST_JOIN, EventType.MULTICAST_ERROR,
 })  # fmt: skip
+_ADDR_ERROR = EventType.ADDR_ERROR  # up to Python 3.11 a look at a member takes as long as a call
 
 
 class Stage(Enum):
@@ -58,7 +58,7 @@ class Step:
     __slots__ = ("_answers", "_future", "retries")
 
     def __init__(self) -> None:
-        self._answers: frozenset[EventType] = NOTHING
+        self._answers: frozenset[EventType] = frozenset()
         self._future: asyncio.Future[ConnectionEvent] | None = None
         self.retries: bool = False
 
@@ -81,7 +81,7 @@ class Step:
             blocks: For a call that can block, and goes to a thread: the id, which outlives it.
 
         Raises:
-            ResourceBusyError: Another step is under way.
+            RdmaOSError: Another step is under way (EBUSY).
             ConnectTimeoutError: `timeout` has passed.
             OSError: The call has failed, or another event has come.
 
@@ -89,7 +89,7 @@ class Step:
         """
         if self._future is not None:
             msg = "another step of this connection id is under way"
-            raise ResourceBusyError(errno.EBUSY, msg)
+            raise busy_error(msg)
         future: asyncio.Future[ConnectionEvent] = loop.create_future()
         self._answers, self._future = answers, future
         timer: asyncio.TimerHandle | None = None
@@ -111,7 +111,7 @@ class Step:
     def answer(self, event: ConnectionEvent) -> bool:
         """End the step if the event does that; True if it did."""
         kind = event.type
-        if kind is EventType.ADDR_ERROR and self.retries:
+        if self.retries and kind is _ADDR_ERROR:
             event.hidden = event.status == -errno.ETIMEDOUT
         future = self._future
         if future is None or future.done():

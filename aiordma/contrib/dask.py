@@ -763,7 +763,7 @@ class RdmaListener(BaseListener):
 
 
 # The workers of a machine all come from one source.
-_LIMITS = ListenerLimits(max_half_open_per_source=64)
+_LIMITS = ListenerLimits(max_half_open=128)
 
 
 class RdmaBackend(Backend):

@@ -79,6 +79,7 @@ _COUNTERS: dict[str, tuple[str, str, _Values]] = {
     "aiordma.connects.retried": ("{retry}", "Refusals tried again.", _one("connect_retries")),
     "aiordma.accepts": ("{connection}", "Connections accepted.", _one("accepts")),
     "aiordma.refused": ("{client}", "Clients that listeners refused.", _one("refused")),
+    "aiordma.denied": ("{client}", "Clients that may not connect.", _one("denied")),
     "aiordma.dropped": ("{client}", "Clients dropped in a handshake.", _one("dropped")),
     "aiordma.connections.lost": ("{connection}", "Broken.", _one("connections_lost")),
     "aiordma.streams.lost": ("{connection}", "Broken.", _one("streams_lost")),

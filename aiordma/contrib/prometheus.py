@@ -18,7 +18,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import REGISTRY, Collector, CollectorRegistry
 
 from aiordma.logs import log_of
-from aiordma.metrics import Histogram, Snapshot, snapshot
+from aiordma.metrics import Snapshot, snapshot
+from aiordma.metrics.snapshot import Histogram
 
 __all__ = ["RdmaCollector", "register"]
 
@@ -38,6 +39,7 @@ _PLAIN = {
     "atomics": ("Atomic operations.", "atomics"),
     "connect_retries": ("Refusals after which a connect was tried again.", "connect_retries"),
     "refused": ("Requests that listeners refused by themselves.", "refused"),
+    "denied": ("Clients that may not connect.", "denied"),
     "dropped": ("Clients dropped in the middle of a handshake.", "dropped"),
     "connections_lost": ("Connections that broke.", "connections_lost"),
     "streams_lost": ("Streams that broke.", "streams_lost"),

@@ -13,10 +13,10 @@ Theory of operation
     its source: an address that does not answer costs the kernel three seconds.  So services and
     groups share nothing with sources.  At most `MOST_AT_A_TIME` services and groups are looked for
     at a time.  A source whose next hop the kernel knows, such as a peer that has just resolved this
-    host, gets its address handle at once.  For the other sources `max_unresolved_sources` next hops
+    host, gets its address handle at once.  For the other sources `MOST_UNRESOLVED` next hops
     are resolved at a time, without a thread each (datagram/neighbors.py), and as many sources wait
     for that; when a further source comes, the source that has waited longest is given up.  Sources
-    leave the program's own destinations half of `max_destinations`.
+    leave the program's own destinations half of `MOST_DESTINATIONS`.
 
     A restarted service has another queue pair, a repaired host another network card, and datagrams
     to the old destination vanish.  So a destination that is used for long is looked for again while
@@ -59,6 +59,14 @@ from aiordma.verbs.wc import WCRecord, WorkCompletion
 
 __all__ = ["Destination", "Destinations"]
 
+#: Destinations that are kept; the one that was not used for longest is forgotten first.
+MOST_DESTINATIONS = 1024
+#: Senders whose addresses are remembered.
+MOST_SOURCES = 4096
+#: Senders to be answered whose next hop the kernel does not know, and resolves, at a time; as many
+#: again wait.  Such a sender may have forged its address; the kernel has room for 1,024 neighbors
+#: by default, and keeps each that is silent for 3 s.
+MOST_UNRESOLVED = 128
 MOST_AT_A_TIME = 32  # services and groups that are looked for
 _MOST_BLINDLY = 2  # sources for which the kernel does not report whether it knows the next hop
 T = TypeVar("T")
@@ -116,8 +124,7 @@ class Destinations:
         self._answered: OrderedDict[Key, Destination] = OrderedDict()
         self._places = asyncio.Semaphore(MOST_AT_A_TIME)
         # At most half of the destinations, or sources that have a place would be given up.
-        places = min(config.max_unresolved_sources, (config.max_destinations + 1) // 2)
-        self._resolving = asyncio.Semaphore(places)
+        self._resolving = asyncio.Semaphore(min(MOST_UNRESOLVED, (MOST_DESTINATIONS + 1) // 2))
         self._blindly = asyncio.Semaphore(_MOST_BLINDLY)
         self._line: dict[Destination, None] = {}  # sources that wait for a place of these
         self._neighbors = Neighbors()
@@ -137,7 +144,7 @@ class Destinations:
         table = self._table(key)
         destination = table.get(key)
         if destination is None:
-            if len(self) >= self._config.max_destinations:
+            if len(self) >= MOST_DESTINATIONS:
                 self._evict(for_source=table is self._answered)
             destination = table[key] = Destination(key)
             self._look_for(destination)
@@ -165,7 +172,7 @@ class Destinations:
         own, others = self._asked, self._answered
         if for_source:
             own, others = others, own
-        has_half = 2 * len(own) >= self._config.max_destinations
+        has_half = 2 * len(own) >= MOST_DESTINATIONS
         tables = [own, others] if has_half else [others, own]
         if has_half and for_source:
             tables = [own]
@@ -194,7 +201,7 @@ class Destinations:
         self._stop(destination)
         self._forget(destination)
         text = "given up, because others wait for an answer, too"
-        hint = "are their addresses forged? See max_unresolved_sources and max_destinations"
+        hint = "are their addresses forged?"
         error = errno_error(errno.ENOBUFS, text, hint)
         self._loop.call_soon(self._report, destination, error)
 
@@ -350,7 +357,7 @@ class Destinations:
     ) -> AsyncIterator[None]:
         """Wait in the line of sources for a place, and hold it for the block."""
         self._line[destination] = None
-        if places.locked() and len(self._line) > self._config.max_unresolved_sources:
+        if places.locked() and len(self._line) > MOST_UNRESOLVED:
             oldest = next(iter(self._line))
             if oldest.ah is None:
                 self._give_up(oldest)
@@ -385,7 +392,7 @@ class Destinations:
         known = self._sources.get(source)
         if known is None:
             # A peer can send from ever new queue pairs: the table has a bound.
-            while len(self._sources) >= self._config.max_sources:
+            while len(self._sources) >= MOST_SOURCES:
                 self._sources.popitem(last=False)
             host, port = self._services.get(source, (host_of(grh.sgid), 0))
             known = (DatagramAddress(host, port, record[7]), record, grh)

@@ -45,41 +45,43 @@ async def create_datagram_endpoint(
     group: str | Address | None = None,
     config: DatagramConfig | None = None,
 ) -> tuple[RdmaDatagramTransport, P]:
-    """An endpoint for datagrams, as `loop.create_datagram_endpoint` makes it, over RDMA.
+    """Create a datagram endpoint over RDMA, as `loop.create_datagram_endpoint` does over UDP.
 
-    Datagrams are RDMA's own (queue pairs of type UD), not UDP's: both ends speak RDMA, and the
-    largest datagram is the port's MTU.  An address (host, port) names a service, which the
-    connection manager resolves when the first datagram goes there; any program of librdmacm's
-    port space UDP can be at the other end (`rdma_cm(7)`).
+    The datagrams are those of RDMA (queue pairs of type UD) and not UDP, so both sides need RDMA,
+    and a datagram is limited to the MTU of the port.  An address (host, port) names a service,
+    which the connection manager resolves for the first datagram.  The other side can be any program
+    that uses librdmacm's port space UDP (`rdma_cm(7)`).
 
     Args:
         protocol_factory: Makes the `asyncio.DatagramProtocol`.
-        local_addr: (host, port) where others find the endpoint; port 0 lets the kernel choose.
-            The host may be empty or a wildcard if the machine has one RDMA device for datagrams.
-        remote_addr: (host, port) to send to, and the only sender accepted; or a multicast group,
-            to send to.  It is resolved before the call returns.
-        family: AF_INET, AF_INET6, or 0, for the look-up of names; proto and flags likewise.
+        local_addr: The (host, port) under which others find the endpoint; port 0 lets the kernel
+            choose.  The host may be empty or a wildcard if the machine has a single RDMA device for
+            datagrams.
+        remote_addr: The (host, port) to send to, which is then the only sender accepted; or a
+            multicast group to send to.  It is resolved before the call returns.
+        family: AF_INET, AF_INET6, or 0, for the resolution of names.
         proto: 0 or IPPROTO_UDP.
-        flags: Of getaddrinfo.
-        reuse_port: Not possible: a port belongs to one endpoint.
-        allow_broadcast: Not possible: RDMA has no broadcast, only multicast.
-        sock: Not possible: there is no socket.
-        group: Multicast group to receive from; see also `RdmaDatagramTransport.join_group`.
-        config: Depths and times.
+        flags: The flags for getaddrinfo.
+        reuse_port: Not supported, because a port belongs to one endpoint.
+        allow_broadcast: Not supported, because RDMA has multicast but no broadcast.
+        sock: Not supported, because there is no socket.
+        group: A multicast group to receive from; see also `RdmaDatagramTransport.join_group`.
+        config: The settings.
 
     Returns:
         The transport and the protocol, whose `connection_made` has been called.
 
     Raises:
-        ValueError: An argument that RDMA cannot honor, or neither address nor group.
-        HostNotFoundError: A name does not resolve.
-        LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or no RDMA device
-            has the address.
-        NotSupportedError: The device speaks iWARP, which has no datagrams.
-        ConnectionRejectedError: No program listens at `remote_addr`, or it refused.
-        ConnectTimeoutError: No answer from there.
+        ValueError: An argument is not supported by RDMA, or there is neither an address nor a
+            group.
+        socket.gaierror: A name does not resolve.
+        LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or the address belongs
+            to no RDMA device.
+        NotSupportedError: The device is an iWARP device, which has no datagrams.
+        ConnectionRejectedError: No program listens at `remote_addr`, or it has refused.
+        ConnectTimeoutError: There was no answer from `remote_addr`.
         TimeoutError: A name, or the device, was not found within twice `config.resolve_timeout_s`.
-        OSError: The local port is taken (EADDRINUSE), or out of resources.
+        OSError: The local port is in use (EADDRINUSE), or there are not enough resources.
 
     Cancellation: the endpoint and all its resources are closed.
     """
@@ -127,7 +129,7 @@ async def create_datagram_endpoint(
 def _refuse(
     family: int, proto: int, reuse_port: bool | None, allow_broadcast: bool | None, sock: Any
 ) -> None:
-    """Refuse arguments that are possible for sockets only."""
+    """Refuse arguments that only sockets support."""
     refused = (
         (sock is not None, "sock is not possible: an RDMA endpoint has no socket"),
         (reuse_port, "reuse_port is not possible: an RDMA port belongs to one endpoint"),

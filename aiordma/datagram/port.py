@@ -54,10 +54,11 @@ from aiordma.verbs.qp import QPInitAttr, QueuePair
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.wc import WCRecord
 
-__all__ = ["DatagramPort"]
+__all__ = ["SEND_DEPTH", "DatagramPort"]
 
 _log = log_of("datagram")
 _FLUSH_GRACE_S = 0.5
+SEND_DEPTH = 64  # datagrams that the adapter has at a time
 
 
 class DatagramOwner(Owner, Protocol):
@@ -141,18 +142,18 @@ class DatagramPort(AdapterSide):
             room = GRH.SIZE + mtu
             incoming = await MemoryRegion.register(pd, config.recv_depth * room)
             undo.callback(incoming.close)
-            outgoing = await MemoryRegion.register(pd, config.send_depth * mtu)
+            outgoing = await MemoryRegion.register(pd, SEND_DEPTH * mtu)
             undo.callback(outgoing.close)
-            cq = CompletionQueue(context, config.recv_depth + config.send_depth, channel)
+            cq = CompletionQueue(context, config.recv_depth + SEND_DEPTH, channel)
             undo.callback(cq.close)
             attr = QPInitAttr(
-                send_cq=cq, max_send_wr=config.send_depth, max_recv_wr=config.recv_depth,
+                send_cq=cq, max_send_wr=SEND_DEPTH, max_recv_wr=config.recv_depth,
                 qp_type=QPType.UD,
             )  # fmt: skip
             qp = home.create_qp(pd, attr, (incoming, outgoing))
             undo.callback(qp.close)
             recv = RecvSlots(incoming, config.recv_depth, room)
-            send = SendSlots(outgoing, config.send_depth, mtu)
+            send = SendSlots(outgoing, SEND_DEPTH, mtu)
             port = cls(home, context, Completions(channel, cq), pd, qp, recv, send)
             if listen_on is not None:
                 port._listener = ConnectionId(events, PortSpace.UDP)
@@ -322,11 +323,11 @@ class DatagramPort(AdapterSide):
             self._broken.timer.cancel()
         pins = self._send.pinned()
 
-        def let_go(_: object) -> None:
+        def let_go() -> None:
             for ah in pins:
                 ah._let_go()
 
-        self.qp._gone.add_done_callback(let_go)
+        self.qp._when_gone(let_go)
         parts: list[Resource] = [self.completions.cq, self._recv.mr, self._send.mr]
         if self._listener is not None:
             parts.append(self._listener)

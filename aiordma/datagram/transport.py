@@ -47,6 +47,7 @@ from aiordma.verbs.wc import WCRecord
 __all__ = ["RdmaDatagramTransport"]
 
 _log = log_of("datagram")
+CLOSE_TIMEOUT_S = 5.0  # until sent datagrams have left
 _BUDGET = 64  # datagrams for the program before other tasks have a turn
 _WARN_AFTER = 5  # calls of sendto() after the end
 _MOST_KEYS = 4096
@@ -67,7 +68,7 @@ class RdmaDatagramTransport(Uncopied, transports._FlowControlMixin, asyncio.Data
     """
 
     __slots__ = (
-        "__weakref__", "_closing", "_config", "_copied", "_counts", "_default", "_ended", "_groups",
+        "__weakref__", "_closing", "_copied", "_counts", "_default", "_ended", "_groups",
         "_info", "_keys", "_lost", "_mtu", "_outbox", "_over", "_peername", "_port", "_protocol",
         "_received", "_scheduled", "_timer",
     )  # fmt: skip
@@ -86,7 +87,6 @@ class RdmaDatagramTransport(Uncopied, transports._FlowControlMixin, asyncio.Data
         super().__init__(self._info, loop)
         self._port = port
         self._mtu = port.mtu
-        self._config = config
         self._groups = Groups(port)
         self._default: Key | None = None  # where datagrams without an address go
         self._peername: Address | None = None
@@ -311,7 +311,7 @@ class RdmaDatagramTransport(Uncopied, transports._FlowControlMixin, asyncio.Data
         Raises:
             ValueError: Not a multicast address.
             NotSupportedError: An IPv6 group on RoCE v2.
-            MulticastError: The network refused.
+            ConnectionFailedError: The network refused.
             TimeoutError: The network did not answer.
 
         Cancellation: the group is left again.
@@ -388,7 +388,7 @@ class RdmaDatagramTransport(Uncopied, transports._FlowControlMixin, asyncio.Data
         if not background.at_end(self._loop, self.abort):
             self.abort()  # the loop is ending: the transport cannot wait for completions
             return
-        self._timer = self._loop.call_later(self._config.close_timeout_s, self._end, None)
+        self._timer = self._loop.call_later(CLOSE_TIMEOUT_S, self._end, None)
         self._on_moved()
 
     def abort(self) -> None:

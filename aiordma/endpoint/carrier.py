@@ -1,33 +1,32 @@
-"""FrameCarrier: a connection as its requests see it (`requests.wire.Carrier`)."""
+"""FrameCarrier: sends and receives the frames of requests over a connection."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from aiordma._core import Message
+from aiordma._core import Message, MessageState
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.outcome import Outcome
 from aiordma.endpoint.receiving import Receiver
 from aiordma.link.source import source_of
-from aiordma.requests.budget import RequestBudget, Share
+from aiordma.memory.governor import REQUESTS, Budget, Lease
 
 __all__ = ["FrameCarrier"]
 
 
 class FrameCarrier:
-    """Carries the frames of requests as messages.
+    """Sends and receives the frames of requests as messages (a `requests.wire.Carrier`).
 
     Args:
-        link: The adapter's side.
-        receiver: Has the messages of the peer.
+        link: The adapter's side of the connection.
+        receiver: What receives the messages of the peer.
         outcome: Whether the connection is over.
         send: Sends a message, with an immediate or None.
-        require_size: Raises if the peer takes no message of this size.
-        budget: Of the bytes of requests; None of a connection that no listener has made.
-        connection: The connection, weakly, as of all of its parts.
-        timeout: Seconds that a call waits, if the program does not say; None for no limit.
+        require_size: Raises if the peer does not accept a message of this size.
+        budget: The listener's budget for requests; None for a connection without a listener.
+        connection: A weak reference to the connection, as in all of its parts.
+        timeout: The time limit of a request for which the program sets none, in seconds, or None.
     """
 
     __slots__ = (
@@ -42,7 +41,7 @@ class FrameCarrier:
         outcome: Outcome,
         send: Callable[[Any, int | None], Coroutine[Any, Any, None]],
         require_size: Callable[[int], None],
-        budget: RequestBudget | None,
+        budget: Budget | None,
         connection: Callable[[], Any],
         timeout: float | None,
     ) -> None:
@@ -57,21 +56,24 @@ class FrameCarrier:
 
     @property
     def _frame_sender(self) -> Callable[[bytes, None], int]:
-        return self._link.state.send_buffer
+        return self._link.state.send
 
     @property
-    def _frame_reader(self) -> Callable[[], Coroutine[Any, Any, Message]]:
-        return functools.partial(self._link.state.receiving, self._receiver)
+    def _message_state(self) -> MessageState:
+        return self._link.state
+
+    def _next_frame(self) -> Message | None:
+        return self._receiver.take()
 
     @property
     def _frame_room(self) -> int:
         return self._link.state.eager_size
 
     @property
-    def _request_share(self) -> Share | None:
+    def _request_lease(self) -> Lease | None:
         if self._budget is None:
             return None
-        return Share(self._budget, source_of(self._link.cm_id.destination_address))
+        return self._budget.lease(REQUESTS, 0, source_of(self._link.cm_id.destination_address))
 
     def _break_requests(self, cause: BaseException) -> None:
         self._link.fail(cause)
@@ -80,5 +82,5 @@ class FrameCarrier:
         self._link.check(code)
 
     def is_closing(self) -> bool:
-        """Whether the connection is closed, closing or lost."""
+        """Whether the connection is being closed, or is closed or lost."""
         return self._outcome.decided

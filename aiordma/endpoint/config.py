@@ -1,26 +1,35 @@
-"""ConnectionConfig: every number of a connection, with its unit; Plan: the values that follow."""
+"""The settings of a connection (`ConnectionConfig`), and the values computed from them (`Plan`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from dataclasses import dataclass
 from mmap import PAGESIZE
-from typing import cast
+from typing import Annotated, cast
 
 from aiordma._core import LANDING_SIZE, LANDINGS
 from aiordma.arguments import check_kind
 from aiordma.cm.connection_parameter import ConnectionParameter, Offer
 from aiordma.cm.qp_transition import QPPolicy
-from aiordma.endpoint.wire import FRAME_SIZE, RENDEZVOUS, Hello
-from aiordma.link.config_check import check_numbers, check_seconds, check_wait
-from aiordma.loop.kept import Kept, kept
+from aiordma.endpoint.keys import Keys
+from aiordma.endpoint.wire import (
+    ASKS_CHECKSUMS,
+    FRAME_SIZE,
+    KNOWS_LANDINGS,
+    OWN_FLAGS,
+    RENDEZVOUS,
+    TAKES_BARE,
+    TAKES_FRAGMENTS,
+    Hello,
+)
+from aiordma.link.settings import RETRIES, SECONDS, WAITS, Between, OneOf, check_settings
+from aiordma.loop.bounded_cache import BoundedCache
 from aiordma.memory.arena import Place
 from aiordma.verbs.context import DeviceAttributes
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES
 from aiordma.verbs.qp import QPInitAttr
-from aiordma.verbs.rnr_timer import rnr_timer_code
 
 __all__ = [
     "CONTROL_SIZE",
@@ -38,28 +47,29 @@ __all__ = [
     "plan_of",
 ]
 
-# Receives beyond the data depth, for messages that need no credit (docs/wire.md): two CREDIT
-# frames, PING, PONG and END can be under way at a time, and one more is kept in reserve.  For the
-# DONE frames there are as many again as the rendezvous window.
+# Receives beyond `recv_depth`, for frames that need no credit: the greeting and two CREDIT frames,
+# PING, PONG and END may be in flight at the same time ("Why receives are never overrun" in
+# docs/wire.md).  DONE frames have receives of their own, as many as the rendezvous window.
 CONTROL_SLOTS = 6
-CONTROL_SIZE = 64  # bytes of a slot for messages without data: a header
-# At the beginning: data messages that the peer may send ahead, large messages that may be under way
-# to the peer, which answers each, and send slots.
+CONTROL_SIZE = 64  # the bytes of a slot for a header, or for the greeting with its proof
+# What a connection that grows begins with: the credits of the peer, receives for DONE frames (one
+# for each large message in progress to the peer), and send slots.
 MIN_WINDOW = 3
 MIN_ANSWERS = 1
 MIN_SENDS = 1
-#: Larger messages are read out of the program's own buffer, which is registered for it.
+#: A larger message is not copied: the peer reads it from the program's buffer, which is registered.
 COPIED_BYTES = 1 << 18
-#: Bytes of the landings, by their numbers; 0 is none.
+#: The sizes of landings in bytes, by their numbers.  Number 0 stands for no landing.
 LANDING_SIZES = (0, *(LANDING_SIZE << 2 * number for number in range(LANDINGS)))
-#: Bytes of the largest messages between two sides that go in a slot with a header, in a slot
-#: without, through several slots, and into a landing; and of a landing of this side.  0: none do.
+#: The largest messages, in bytes, that this side sends in a slot with a header, in a slot without
+#: one, through several slots, and into a landing of the peer; and the largest for which this side
+#: makes a landing.  0: none are sent in this way.
 Terms = tuple[int, int, int, int, int]
-#: Bytes of slots that a connection has from the beginning, rather than in steps.
+#: A connection whose slots take no more bytes than this has all of them from the beginning.
 SMALL_BYTES = 1 << 16
-#: Slots of a step; 16 of the default size fill whole pages.
+#: How many slots a connection gets in one step; 16 of the default size fill whole pages.
 _STEP = 16
-#: A member of a pool takes smaller steps, for the others: from its first slots to all so many.
+#: In a pool steps are smaller, so that more is left for others: this many until it has all slots.
 _POOL_STEPS = 16
 
 
@@ -68,175 +78,128 @@ class ConnectionConfig:
     """Settings of a connection; the defaults suit an ordinary server and its clients.
 
     Attributes:
-        raw: Plain SEND and RECV without headers, credits, rendezvous or keepalive, for peers that
-            are not aiordma.  Messages are then limited to `slot_size` bytes, and receives that
-            the program does not take in time leave the peer's sends waiting.
-        slot_size: Bytes of a message slot.  Messages up to `slot_size - 16`, or `slot_size` on
-            adapters with immediates, are copied through a registered slot.  A connection begins
-            with 11 slots, and gets more as its traffic asks for them; if all take 64 KiB or less,
-            or with `raw`, it has all from the beginning.
-        rendezvous_threshold: Bytes up to which a longer message is copied: through a landing of
-            the receiver, of up to 1 MiB, or through several slots, up to 256 KiB, if they are free
-            on both sides; 0 for neither (docs/adr/landings.md).  The receiver fetches other
-            messages from the sender's memory.
-        recv_depth: Data messages that the peer may send ahead, 2 to 16,000; three in any case, and
-            so many if there is memory (docs/adr/growing-slots.md).
-        send_depth: Messages of this side that may be on their way, 1 to 16,000.  The adapter's ring
-            for them is made at once: on Soft-RoCE it takes 512 bytes for each request.
-        shared_slots: Slots that all connections of this loop and device with equal `shared_slots`
-            and `slot_size` share, for both directions, as well as completion queues; see
-            docs/sharing.md.  Each is guaranteed 11 slots, and gets up to `recv_depth` and
-            `send_depth` of them while there are some; a connection for which the guarantee is not
-            left is refused.  None: the slots of a loop's connections may pin an eighth of the
-            memory that the process may pin.
-        shared_queues: Whether connections of this loop and device complete in common queues, which
-            costs less (docs/growth.md), or each in one of its own; those with `shared_slots` do the
-            former in any case.
-        rendezvous_window: Large messages that may be under way in one direction, 1 to 255.  The
-            sender keeps as many buffers of up to 256 KiB registered as were under way at a time,
-            as far as the budgets of the listener and the process allow (docs/limits.md).
-        check_large: Whether the large messages that this side receives are checked end to end, by a
-            CRC32C that the peer sends along; see docs/wire.md.  None: where the adapter is a
-            program (Soft-RoCE, software iWARP), and the peer's library knows checksums.  True:
-            everywhere; a peer whose library does not know them cannot send large messages then.
-        max_message_size: Largest message that this side receives, bytes; counted in full KiB.
-        receive_buffer_size: Bytes of large messages that are fetched ahead of `recv()`, as far as
-            the budgets of the listener and the process allow (docs/limits.md); a buffer has a
-            power of two of bytes, 64 KiB at least.  Another message is fetched when `recv()` waits
-            for it.
-        responder_resources: RDMA reads of the peer served at a time, 1 to 255.
-        initiator_depth: Own RDMA reads under way at a time, 1 to 255.
-        one_sided_depth: Reads, writes and atomics of the program that may be under way, in pieces
-            of 1 MiB, 1 to 4,096.
+        raw: Use plain SEND and RECV without headers, credits, rendezvous or keepalive, for peers
+            that are not aiordma.  Messages are then limited to `slot_size` bytes, and while the
+            program does not receive, the peer's sends have to wait.
+        keys: Secrets by which both sides prove to each other that they belong there, before
+            anything else of the peer counts; see docs/security.md.  A side with keys and one
+            without refuse each other.  None: anybody may connect.  Not with `raw`.
+        slot_size: Bytes of a message slot.  Messages of up to `slot_size - 16` bytes, or
+            `slot_size` on adapters that support immediates, are copied through one registered
+            slot.  A connection begins with 11 slots, and gets more as its traffic requires.  With
+            `raw`, or if all of them take 64 KiB or less, it has all from the beginning.
+        rendezvous_threshold: Largest message in bytes that may be copied although it exceeds a
+            slot.  It goes through a landing of the receiver (up to 1 MiB), or through several slots
+            (up to 256 KiB), if they are free; 0 disables both (docs/adr/landings.md).  The receiver
+            fetches any other message from the sender's memory.
+        recv_depth: How many messages the peer may send ahead of `recv()`, 1 to 16,000.  Three are
+            always possible; the connection gets receives for more if there is memory
+            (docs/adr/growing-slots.md).  1 is for a program that wants the newest message (see
+            `Broadcast`): each message is copied when it is received, and a large one is fetched
+            when `recv()` waits for it, whatever `receive_buffer_size` says.
+        send_depth: How many messages of this side may be in flight, 1 to 16,000.  The send queue is
+            allocated at once: on Soft-RoCE each entry takes 512 bytes.
+        shared_slots: Size of a pool of slots that all connections of this loop and device with the
+            same `shared_slots` and `slot_size` share, for both directions; they share completion
+            queues, too.  See docs/sharing.md.  Each connection is guaranteed 11 slots, and gets up
+            to `recv_depth` and `send_depth` of them while the pool has some; when the pool cannot
+            guarantee 11, further connections are refused.  None: no pool, and the slots of a loop's
+            connections may pin an eighth of the memory that the process may pin.
+        shared_queues: Whether connections of this loop and device share completion queues, which
+            costs less (docs/growth.md).  With `shared_slots` they always do.
+        rendezvous_window: How many large messages may be in progress in each direction, 1 to 255.
+            The sender keeps as many buffers of up to 256 KiB registered as it has needed at a time,
+            if the budgets of the listener and the process allow it (docs/limits.md).
+        check_large: Whether large messages that this side receives are checked end to end by a
+            CRC32C, which the peer sends along; see docs/wire.md.  None: only if the adapter is
+            software (Soft-RoCE, software iWARP), and the peer's library supports checksums.  True:
+            always; a peer whose library does not support them cannot send large messages then.
+        max_message_size: Largest message in bytes that this side receives, rounded down to KiB.
+        receive_buffer_size: Bytes of large messages that are fetched ahead of `recv()`, if the
+            budgets of the listener and the process allow it (docs/limits.md).  The size of a buffer
+            is a power of two, and at least 64 KiB.  Further messages are fetched when `recv()`
+            waits for them.
+        one_sided_depth: How many reads, writes and atomics of the program may be in progress, in
+            pieces of 1 MiB, 1 to 4,096.  Half as many reads, at most 64, may be in flight at a time
+            in each direction, including those of large messages, if both adapters support that
+            many.
         registration_cache_size: Bytes of buffers that stay registered after a read or write of
-            more than 64 KiB, for the next one with the same buffer.  They stay exported, too: a
-            bytearray among them cannot be resized.  0: none.  On iWARP for writes alone: the peer
-            could write to memory that stays registered for reads.
-        wait: How a wait for completions begins. "event": the event loop sleeps until the adapter
+            more than 64 KiB, for the next one with the same buffer.  They stay exported as well, so
+            a bytearray cannot be resized.  0 disables the cache.  On iWARP only buffers of writes
+            are cached, because the peer can write to memory that is registered for reads.
+        wait: How a wait for completions begins.  "event": the event loop sleeps until the adapter
             raises an event.  "spin": the completion queue is polled for up to `spin_us` before the
-            loop sleeps, which takes a processor.  "adaptive": the same while recent waits were
-            shorter than `spin_us`, otherwise as "event".  On a machine with a single processor all
-            are as "event".  See docs/connecting.md.
+            loop sleeps, which keeps a processor busy.  "adaptive": as "spin" while recent waits
+            were shorter than `spin_us`, otherwise as "event".  On a machine with a single processor
+            all are as "event".  See docs/connecting.md.
         spin_us: Microseconds of polling in each wait, 1 to 1,000,000.
         tos: Type of service of the packets (IPv4), or traffic class (IPv6), 0 to 255; None for the
-            system's.  The connecting side chooses for both.
-        min_rnr_timer_ms: Milliseconds that the peer waits when it found no receive posted here,
-            0.01 to 655.36, rounded up to one of the 32 delays of InfiniBand.
-        ack_timeout: Exponent e of the adapter's acknowledgement timeout, 4.096 us * 2**e; 16 is
-            268 ms.  A dead peer is noticed after (retry_count + 1) timeouts.
-        retry_count: Retries without acknowledgement, 0 to 6.  7 is refused: on Soft-RoCE it
-            means for ever.
-        rnr_retry_count: Retries of each side when the other is not ready, 0 to 7; 7 means for ever.
-        connect_timeout_s: Seconds for a connection to be made, names and all addresses included;
-            the time in which other connects of this loop to the address go first does not count.
-        handshake_timeout_s: Seconds that a listener gives a client to complete the handshake, in
-            which the time does not count that its own loop is late; and a request to be answered by
-            the program.
-        close_timeout_s: Seconds that sent messages have to arrive: `close()` waits for them, as do
-            `wait_closed()` after `abort()` and the end of the event loop.
-        keepalive_s: Seconds between two looks whether something was heard of the peer, which is
-            asked for a sign of life after silence.  If `idle_timeout_s` is at least three times as
-            long, as by default, connections to the same event loop are asked in turn, one for all,
-            at every second look (docs/adr/keepalive-groups.md): an idle connection is asked by the
-            connecting side after twice `keepalive_s`.  The accepting side asks later, because the
-            question of the connecting side is a sign of life, too.
-        idle_timeout_s: Seconds of silence after which the connection is given up; also the
-            bound for a peer whose program has stopped.  Up to twice `keepalive_s` may have passed
-            of them when it stops.
+            system's default.  The connecting side chooses for both.
+        ack_timeout: Exponent e of the adapter's acknowledgement timeout, 4.096 us * 2**e; 16 means
+            268 ms.  The adapter retries six times, so a dead peer is detected after seven timeouts.
+        rnr_retry_count: How often each side retries when the other has no receive posted, 0 to 7;
+            7 means forever.
+        close_timeout_s: Seconds within which sent messages have to arrive when the connection ends:
+            `close()`, `wait_closed()` after `abort()`, and the end of the event loop wait for them.
+        keepalive_s: Seconds between two checks whether the peer has been silent.  A silent peer is
+            sent a PING, and its answer counts as a sign of life; so the connecting side of an idle
+            connection sends one at every second check.  A PING that arrives is a sign of life, too.
+            Therefore the accepting side waits for one more check before it sends its own, if
+            `idle_timeout_s` is at least three times `keepalive_s`, as it is by default.
+        idle_timeout_s: Seconds of silence after which the connection is given up.  This also limits
+            how long the peer's program may be stopped; as up to twice `keepalive_s` may have passed
+            since the last sign of life, the time that is left can be shorter by that.
         raw_idle_timeout_s: Seconds without a message of the peer after which a raw connection is
-            given up, up to a quarter more; None for never, because a peer of reads, writes and
-            atomics alone is never heard.
-        stall_timeout_s: Seconds that a send waits for a living peer that takes nothing; None
-            waits as long as it lives.
-        request_timeout_s: Seconds that a `request()` without a `timeout` of its own waits, all in
-            all, for the peer's grant and the answer; None waits as long as the connection lives.
-        fetch_timeout_s: Seconds after which the connection is given up if nothing has arrived of a
-            large message that is being read, in pieces of up to 1 MiB.
-        pressed_fetch_rate: Bytes per second at which a large message has to arrive, on average over
-            three seconds and but for 1 MiB, while messages of another source wait for memory of the
-            budget (docs/limits.md); otherwise the connection is given up.
+            given up; it may take a quarter longer.  None: never, because a peer that only reads,
+            writes and uses atomics never sends a message.
+        stall_timeout_s: Seconds that a send may wait for a peer that is alive but accepts nothing;
+            None: as long as the peer is alive.
+        request_timeout_s: Seconds that a `request()` without a `timeout` of its own may take
+            altogether, until the answer is there; None: as long as the connection lasts.
     """
 
     raw: bool = False
+    keys: Keys | None = None
     slot_size: int = 5888
-    rendezvous_threshold: int = 1024 * 1024
-    recv_depth: int = 64
-    send_depth: int = 32
+    rendezvous_threshold: Annotated[int, Between(0, 1 << 50)] = 1 << 20
+    recv_depth: Annotated[int, Between(1, 16_000)] = 64
+    send_depth: Annotated[int, Between(1, 16_000)] = 32
     shared_slots: int | None = None
     shared_queues: bool = True
-    rendezvous_window: int = 8
+    rendezvous_window: Annotated[int, Between(1, 255)] = 8
     check_large: bool | None = None
-    max_message_size: int = 64 << 20
-    receive_buffer_size: int = 8 << 20
-    responder_resources: int = 8
-    initiator_depth: int = 8
-    one_sided_depth: int = 16
-    registration_cache_size: int = 0
-    wait: str = "event"
-    spin_us: float = 50
-    tos: int | None = None
-    min_rnr_timer_ms: float = 0.64
-    ack_timeout: int = 16
-    retry_count: int = 6
-    rnr_retry_count: int = 6
-    connect_timeout_s: float = 10.0
-    handshake_timeout_s: float = 10.0
-    close_timeout_s: float = 5.0
-    keepalive_s: float = 10.0
-    idle_timeout_s: float = 30.0
-    raw_idle_timeout_s: float | None = None
-    stall_timeout_s: float | None = None
-    request_timeout_s: float | None = 60.0
-    fetch_timeout_s: float = 30.0
-    pressed_fetch_rate: int = 1 << 20
+    max_message_size: Annotated[int, Between(1024, (1 << 42) - 1)] = 64 << 20
+    receive_buffer_size: Annotated[int, Between(1, 1 << 50)] = 8 << 20
+    one_sided_depth: Annotated[int, Between(1, 4096)] = 16
+    registration_cache_size: Annotated[int, Between(0, 1 << 50)] = 0
+    wait: Annotated[str, OneOf(WAITS)] = "event"
+    spin_us: Annotated[float, Between(1, 1_000_000)] = 50
+    tos: Annotated[int | None, Between(0, 255)] = None
+    ack_timeout: Annotated[int, Between(8, 31)] = 16
+    rnr_retry_count: Annotated[int, Between(0, 7)] = 6
+    close_timeout_s: Annotated[float, SECONDS] = 5.0
+    keepalive_s: Annotated[float, SECONDS] = 10.0
+    idle_timeout_s: Annotated[float, SECONDS] = 30.0
+    raw_idle_timeout_s: Annotated[float | None, SECONDS] = None
+    stall_timeout_s: Annotated[float | None, SECONDS] = None
+    request_timeout_s: Annotated[float | None, SECONDS] = 60.0
 
     def __post_init__(self) -> None:
-        for name in ("raw", "shared_queues"):
-            check_kind(name, getattr(self, name), bool, none=False)
-        smallest = 2 * (FRAME_SIZE + RENDEZVOUS.size)
-        check_numbers(
-            self,
-            (
-                ("slot_size", 1 if self.raw else smallest, 1 << 30),
-                ("rendezvous_threshold", 0, 1 << 50),
-                ("recv_depth", 2, 16_000),
-                ("send_depth", 1, 16_000),
-                ("rendezvous_window", 1, 255),
-                ("max_message_size", 1024, (1 << 32) * 1024 - 1),
-                ("receive_buffer_size", 1, 1 << 50),
-                ("pressed_fetch_rate", 1, 1 << 50),
-                ("responder_resources", 1, 255),
-                ("initiator_depth", 1, 255),
-                ("one_sided_depth", 1, 4096),
-                ("registration_cache_size", 0, 1 << 50),
-                ("ack_timeout", 8, 31),
-                ("retry_count", 0, 6),
-                ("rnr_retry_count", 0, 7),
-                ("tos", 0, 255),
-            ),
-            optional=("tos",),
-        )
-        if self.check_large not in (None, True, False):
-            msg = f"check_large is a bool or None, not {self.check_large!r}"
-            raise TypeError(msg)
-        check_wait(self)
-        rnr_timer_code(self.min_rnr_timer_ms)
-        check_seconds(
-            self,
-            (
-                "connect_timeout_s", "handshake_timeout_s", "close_timeout_s", "keepalive_s",
-                "idle_timeout_s", "raw_idle_timeout_s", "stall_timeout_s", "request_timeout_s",
-                "fetch_timeout_s",
-            ),
-            optional=("raw_idle_timeout_s", "stall_timeout_s", "request_timeout_s"),
-        )  # fmt: skip
+        check_kind("keys", self.keys, Keys)  # first: its error does not show the value, a secret
+        check_settings(self)
+        if self.raw and self.keys is not None:
+            msg = "a raw connection cannot have keys: its peer does not know the handshake"
+            raise ValueError(msg)
+        smallest = 1 if self.raw else 2 * (FRAME_SIZE + RENDEZVOUS.size)
+        Between(smallest, 1 << 30).check("slot_size", self.slot_size, int)
         if self.shared_slots is not None:
             self._check_sharing(self.shared_slots)
 
+    def __hash__(self) -> int:
+        # Not of all fields: each connection finds its plan by its settings, three times.
+        return hash((self.slot_size, self.recv_depth, self.send_depth))
+
     def _check_sharing(self, slots: int) -> None:
-        if not isinstance(slots, int) or isinstance(slots, bool):
-            msg = f"shared_slots is an int or None, not {slots!r}"
-            raise TypeError(msg)
         if self.raw:
             msg = "a raw connection cannot share slots: its peer knows no credits"
             raise ValueError(msg)
@@ -246,63 +209,70 @@ class ConnectionConfig:
 
     @property
     def receives(self) -> int:
-        """Receives at most."""
-        # Without `control_depth`, because each frame for Python asks for it.
+        """The depth of the receive queue."""
+        # `control_depth` is repeated here, because a property is slow and this is asked often.
         return self.recv_depth + (0 if self.raw else CONTROL_SLOTS + self.rendezvous_window)
 
     @property
     def sends(self) -> int:
-        """Work requests of the send queue at most."""
+        """The depth of the send queue."""
         own = self.send_depth + (0 if self.raw else CONTROL_SLOTS)
-        return own + self.initiator_depth + self.one_sided_depth
+        return own + self.read_depth + self.one_sided_depth
+
+    @property
+    def read_depth(self) -> int:
+        """How many RDMA READs may be in flight at a time, and how many are served at a time."""
+        return max(1, min(self.one_sided_depth // 2, 64))
 
     @property
     def guaranteed(self) -> int:
-        """Slots that a connection with fewer than it may get has at any time."""
+        """How many slots of a pool a connection has at any time."""
         return min(MIN_WINDOW, self.recv_depth) + CONTROL_SLOTS + MIN_ANSWERS + MIN_SENDS
 
     @property
     def eager_size(self) -> int:
-        """Largest message that goes through slots of this size, bytes."""
+        """The largest message in bytes that fits into a slot behind a header."""
         return self.slot_size if self.raw else self.slot_size - FRAME_SIZE
 
     @property
     def control_depth(self) -> int:
-        """Receives kept for messages without credit, at most."""
+        """How many receives are reserved for frames that need no credit."""
         return 0 if self.raw else CONTROL_SLOTS + self.rendezvous_window
 
 
-#: For connections without a configuration: a single object, so that it has a single `Plan`.
+#: For connections without a configuration.  A single object, so that there is a single `Plan`.
 DEFAULTS = ConnectionConfig()
 
 
 class Plan:
-    """The values that follow from `config`.
+    """The values that are computed from a configuration, once for all its connections.
 
     Attributes:
         config: The configuration.
-        policy: Bounds that the queue pairs apply.
+        policy: The access flags, timeouts and retries of the queue pairs.
         grows: Whether a connection begins with few slots, and gets more in steps.
-        answers: Large messages to the peer whose answers have a receive from the beginning.
-        guaranteed: Slots of a pool that the connection has at any time: its first.
-        unit: Units of the budget that a slot takes.
-        step: Slots that come together.
-        places: Where the first slots are in their memory: those for receives, for sends, and for
-            messages without data.
-        first_bytes: Bytes of this memory.
-        pinned: Bytes of the pages that a connection pins from its handshake on, which count against
-            RLIMIT_MEMLOCK.
-        quick: Whether the first slots are registered without a thread.
-        completions: Room in the completion queue.
-        expected: Completions that are expected with the first slots; the reads of large messages,
-            and operations of the program, are expected from the first of them on.
-        arrivals: Places for messages that have arrived, a power of two.
-        silence: Seconds between two looks whether the peer is there, and seconds of silence after
-            which it is given up; None for never.
+        answers: How many DONE frames have a receive from the beginning; each answers one large
+            message to the peer.
+        complete: Whether the connection has all of its receive slots from the beginning.
+        guaranteed: How many slots of a pool the connection has from the beginning to its end.
+        unit: What a slot counts in the budget: one slot of a pool, or its bytes.
+        step: How many slots are added at a time.
+        places: Where the first slots are in their memory: receive slots, send slots, and slots for
+            frames without data.
+        first_bytes: The size of this memory.
+        pinned: The bytes of whole pages that a connection pins from its handshake on, which count
+            against RLIMIT_MEMLOCK.
+        quick: Whether the first slots are few enough to be registered without a thread.
+        completions: How many completions the connection may need room for in a completion queue.
+        expected: How many of these it needs with its first slots.  Room for the READs of large
+            messages, and for operations of the program, is made when the first is posted.
+        arrivals: The size of the ring of messages that have arrived, a power of two.
+        silence: The seconds between two checks of the keepalive, and the seconds of silence after
+            which the peer is given up; None for never.
     """
 
     __slots__ = (
-        "_offers", "_terms", "answers", "arrivals", "completions", "config", "expected",
+        "_offers", "_terms", "answers", "arrivals", "complete", "completions", "config", "expected",
         "first_bytes", "grows", "guaranteed", "pinned", "places", "policy", "quick", "silence",
         "step", "unit",
     )  # fmt: skip
@@ -314,11 +284,10 @@ class Plan:
         self.policy: QPPolicy = QPPolicy(
             access=Access(0),
             ack_timeout=config.ack_timeout,
-            max_retry_count=config.retry_count,
+            max_retry_count=RETRIES,
             max_rnr_retry_count=config.rnr_retry_count,
-            min_rnr_timer=rnr_timer_code(config.min_rnr_timer_ms),
-            max_dest_rd_atomic=config.responder_resources,
-            max_rd_atomic=config.initiator_depth,
+            max_dest_rd_atomic=config.read_depth,
+            max_rd_atomic=config.read_depth,
         )
         receives, sends, self.answers = config.receives, config.send_depth, 0
         if not config.raw:
@@ -330,9 +299,10 @@ class Plan:
         if self.grows:
             self.answers = MIN_ANSWERS
             receives, sends = config.guaranteed - MIN_SENDS, MIN_SENDS
-        # In a pool the first slots count, too, and it counts slots; a loop's budget counts bytes.
+        # A pool counts slots, the first ones included; the budget of a loop counts further bytes.
         pooled = config.shared_slots is not None
         self.guaranteed: int = receives + sends if pooled else 0
+        self.complete: bool = receives >= config.receives
         self.unit: int = 1 if pooled else config.slot_size
         step = max(4, (config.receives - receives) // _POOL_STEPS) if pooled else _STEP
         self.step: int = max(1, min(step, INLINE_BYTES // config.slot_size))
@@ -353,15 +323,18 @@ class Plan:
         limit = config.raw_idle_timeout_s if config.raw else config.idle_timeout_s
         interval: float | None = None
         if limit is not None:
-            # However short the patience, the peer is asked before it is given up.
+            # However short the limit is, a PING has to come before the peer is given up.
             interval = limit / 4 if config.raw else min(config.keepalive_s, limit / 2)
         self.silence: tuple[float | None, float | None] = interval, limit
-        self._offers: Kept[tuple[int, int, int], Offer] = Kept()
-        # By identity: all hellos of an event loop are mostly the same object.
-        self._terms: Kept[tuple[int, bool], tuple[Hello, Terms]] = Kept()
+        self._offers: BoundedCache[tuple[int, int], Offer] = BoundedCache()
+        self._terms: BoundedCache[tuple[int, int, int, bool], Terms] = BoundedCache()
 
     def attributes(self, inline: int) -> QPInitAttr:
-        """The attributes of a queue pair with room for so many inline bytes, without its queues."""
+        """The attributes of the queue pairs, without completion queues.
+
+        Args:
+            inline: How many bytes a SEND can have inside its work request.
+        """
         return QPInitAttr(
             send_cq=cast("CompletionQueue", None), max_send_wr=self.config.sends,
             max_recv_wr=self.config.receives, max_inline_data=inline,
@@ -370,46 +343,54 @@ class Plan:
     def offer(
         self, limits: DeviceAttributes, responder_resources: int = 255, initiator_depth: int = 255
     ) -> Offer:
-        """Depths, at most those given, and retries as the configuration says, 0 included.
+        """The connection parameters of a request, or of the answer to one.
 
         Args:
-            limits: The device's, of which an offer has no more.
-            responder_resources: RDMA reads that the peer wants to have under way at a time.
-            initiator_depth: RDMA reads that the peer serves at a time.
+            limits: The attributes of the device, which limit the depths.
+            responder_resources: How many RDMA READs the peer wants to have in flight at a time.
+            initiator_depth: How many RDMA READs the peer serves at a time.
         """
-        key = limits.max_qp_init_rd_atom, responder_resources, initiator_depth
+        # librdmacm refuses to serve more than the device can, and more than it can start, too.
+        served = min(responder_resources, limits.max_qp_rd_atom)
+        started = min(initiator_depth, limits.max_qp_init_rd_atom)
+        key = served, started
         offer = self._offers.get(key)
         if offer is None:
             config = self.config
             parameter = ConnectionParameter.exact(
-                responder_resources=min(config.responder_resources, responder_resources),
-                initiator_depth=min(config.initiator_depth, initiator_depth),
-                retry_count=config.retry_count,
+                responder_resources=min(config.read_depth, served),
+                initiator_depth=min(config.read_depth, started),
+                retry_count=RETRIES,
                 rnr_retry_count=config.rnr_retry_count,
             )
-            offer = self._offers.keep(key, parameter._numbers(limits))
+            offer = self._offers.store(key, parameter._numbers(limits))
         return offer
 
     def terms(self, theirs: Hello, *, bare: bool) -> Terms:
-        """The sizes of messages between this side and a peer.
+        """How large a message may be to be sent to a peer in each of the ways.
 
         Args:
             theirs: The peer's half of the handshake.
-            bare: Whether the adapter has immediates.
+            bare: Whether the adapter supports immediates.
         """
-        key = id(theirs), bare
-        known = self._terms.get(key)
-        if known is None:
-            known = self._terms.keep(key, (theirs, _terms_of(self.config, theirs, bare=bare)))
-        return known[1]
+        # Not `theirs` itself, whose hash and comparison are Python's, and which the private data of
+        # the peer's program are part of.
+        key = theirs.slot_size, theirs.max_message_kib, theirs.flags, bare
+        terms = self._terms.get(key)
+        if terms is None:
+            terms = self._terms.store(key, _terms_of(self.config, theirs, bare=bare))
+        return terms
 
     @property
     def window(self) -> int:
-        """Data messages that the peer may send at first; meaningless for raw connections."""
+        """The credits that the peer has at first; meaningless for raw connections."""
         return self.places[0][1] - CONTROL_SLOTS - self.answers
 
     def state(self, *, grows: bool) -> dict[str, int | bool]:
-        """The arguments of a `MessageState`; `grows`: whether slots come without a pool."""
+        """The sizes of a `MessageState`, in the order of `AIO_SIZES` in _core/connection.h.
+
+        `grows`: whether it gets more slots without a pool.
+        """
         config = self.config
         return {
             "sends": self.places[1][1],
@@ -419,9 +400,12 @@ class Plan:
             "controls": 0 if config.raw else CONTROL_SLOTS,
             "exchanges": 0 if config.raw else config.rendezvous_window,
             "answers": self.answers,
-            "reads": config.initiator_depth,
+            "reads": config.read_depth,
+            "eager_size": config.eager_size,
+            "largest": config.max_message_size,
             "raw": config.raw,
             "grows": grows,
+            "patient": config.stall_timeout_s is None,
         }
 
 
@@ -430,11 +414,11 @@ def _terms_of(config: ConnectionConfig, theirs: Hello, *, bare: bool) -> Terms:
     limit = theirs.max_message_kib * 1024
     threshold = config.rendezvous_threshold
     written = min(threshold, LANDING_SIZES[-1])
-    lands = bare and theirs.knows_landings
+    lands = bare and theirs.flags & KNOWS_LANDINGS
     return (
         min(slot - FRAME_SIZE, limit),
-        min(slot, limit) if bare and theirs.takes_bare else 0,
-        min(threshold, limit, COPIED_BYTES) if theirs.takes_fragments else 0,
+        min(slot, limit) if bare and theirs.flags & TAKES_BARE else 0,
+        min(threshold, limit, COPIED_BYTES) if theirs.flags & TAKES_FRAGMENTS else 0,
         min(written, limit) if lands else 0,
         min(written, config.max_message_size) if lands else 0,
     )
@@ -447,17 +431,15 @@ def hello_of(
     *,
     check: bool = False,
     bare: bool = False,
-    loop_id: bytes = b"",
 ) -> Hello:
     """This side's half of the handshake.
 
     Args:
-        config: Numbers.
-        private_data: The program's bytes.
-        window: Data messages that the peer may send at first; None: `config.recv_depth`.
+        config: The settings of the connection.
+        private_data: The private data of the program.
+        window: The credits that the peer has at first; None: `config.recv_depth`.
         check: Whether this side checks the large messages that it receives.
-        bare: Whether the adapter has immediates.
-        loop_id: The number of the loop; empty: it has none.
+        bare: Whether the adapter supports immediates.
     """
     return Hello(
         recv_depth=config.recv_depth if window is None else window,
@@ -465,13 +447,13 @@ def hello_of(
         slot_size=config.slot_size,
         max_message_kib=config.max_message_size // 1024,
         user_data=private_data,
-        asks_checksums=check,
-        takes_bare=bare,
-        knows_landings=bare,
-        loop_id=loop_id,
-        takes_pieces=True,
-        numbers_messages=True,
+        flags=OWN_FLAGS
+        | (ASKS_CHECKSUMS if check else 0)
+        | (TAKES_BARE | KNOWS_LANDINGS if bare else 0),
     )
 
 
-plan_of: Callable[[ConnectionConfig], Plan] = kept(Plan)
+@functools.lru_cache(64)
+def plan_of(config: ConnectionConfig) -> Plan:
+    """The plan of a configuration, the same for those that are equal."""
+    return Plan(config)

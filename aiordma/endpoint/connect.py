@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import logging
 import warnings
 from collections.abc import Coroutine, Generator
 from inspect import CORO_CREATED, getcoroutinestate
@@ -14,18 +16,27 @@ from aiordma.cm.address import Address, check_address, check_port
 from aiordma.cm.connection_id import REQUEST_ROOM
 from aiordma.endpoint.config import DEFAULTS, ConnectionConfig
 from aiordma.endpoint.connection import Connection
+from aiordma.endpoint.keys import REQUEST_SIZE, Pledge, plain_hello
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.wire import HELLO_SIZE, Hello, protocol_error
-from aiordma.errors import ConnectionRejectedError
+from aiordma.errors import (
+    AuthenticationError,
+    ConnectionFailedError,
+    ConnectionLostError,
+    ConnectionRejectedError,
+    ResourceClosedError,
+)
 from aiordma.link.dialing import dial, limit_of, way_to
 from aiordma.link.pacing import Course
-from aiordma.link.refusal import asks_again, library_words, parse_refusal
+from aiordma.link.refusal import asks_again, concerns_keys, library_words, parse_refusal
 from aiordma.loop.coroutines import show_frames
 from aiordma.memory.shared import Memory, check_shared
 
 __all__ = ["Opening", "connect"]
 
-show_frames(Connection.send, Connection.recv, Connection.__anext__)
+show_frames(
+    Connection.send, Connection.recv, Connection.__anext__, Connection.request, Connection.recv_into
+)
 
 T = TypeVar("T")
 
@@ -33,8 +44,8 @@ T = TypeVar("T")
 class Opening(Coroutine[Any, Any, T], Generic[T]):
     """A coroutine that can also be used with `async with`, which closes the opened object.
 
-    As every coroutine it is awaited once, is taken by `asyncio.create_task` and the like, and
-    warns if it is forgotten.
+    Like every coroutine it can be awaited once, can be passed to `asyncio.create_task` and the
+    like, and warns if it was never awaited.
 
     Args:
         coroutine: Opens the object.
@@ -63,18 +74,19 @@ class Opening(Coroutine[Any, Any, T], Generic[T]):
         try:
             return self._coroutine.throw(*error)
         finally:
-            del error  # its traceback has this frame: a cycle
+            del error  # its traceback refers to this frame, which would make a cycle
 
     def close(self) -> None:
-        """End the coroutine where it waits, or before it begins.
+        """End the coroutine where it waits, or before it has begun.
 
-        Before it begins this is a RuntimeWarning: the program has taken the coroutine for the
-        object, and meant to close that.
+        In the second case it warns, with a RuntimeWarning: the program probably mistook the
+        coroutine for the object that it opens, and meant to close that.
         """
         unused = getcoroutinestate(self._coroutine) == CORO_CREATED
         self._coroutine.close()
         if unused:
-            # No exception, as for other early uses: asyncio closes a coroutine that it cannot run.
+            # Other uses before the await raise.  This cannot, because asyncio itself closes a
+            # coroutine that it cannot run.
             warnings.warn(self._not_awaited("close()"), RuntimeWarning, stacklevel=2)
 
     if not TYPE_CHECKING:  # for type checkers there are no other attributes
@@ -84,7 +96,7 @@ class Opening(Coroutine[Any, Any, T], Generic[T]):
                 return getattr(self._coroutine, name)
             if name.startswith("_"):
                 raise AttributeError(name)
-            # The program has taken the coroutine for the object.
+            # The program has mistaken the coroutine for the object that it opens.
             raise AttributeError(self._not_awaited(name), name=name, obj=self)
 
     def _not_awaited(self, what: str) -> str:
@@ -100,7 +112,7 @@ class Opening(Coroutine[Any, Any, T], Generic[T]):
 
     def __enter__(self) -> NoReturn:
         call = self._coroutine.__name__
-        self._coroutine.close()  # not to be told that it was never awaited as well
+        self._coroutine.close()  # otherwise there is also a warning that it was never awaited
         msg = f"{call}() is used with `async with {call}(...)`, not with `with`"
         raise TypeError(msg)
 
@@ -128,48 +140,55 @@ def connect(
     happy_eyeballs_delay: float | None = 0.25,
     timeout: float | EllipsisType | None = ...,
 ) -> Opening[Connection]:
-    """Connect to a listener; the result is awaited, or used with `async with`.
+    """Connect to a listener; await the result, or use it with `async with`.
 
-    A name with several addresses is tried as RFC 8305 says: IPv6 and IPv4 alternate, and each
-    address has a head start before the next.
+    If the name has several addresses, they are tried as in RFC 8305: IPv6 and IPv4 alternate, and
+    each address has a head start before the next.
 
     Args:
         host: Name or address of the peer, IPv4 or IPv6 (link-local with its interface, as in
-            `fe80::1%eth0`); which of this machine's RDMA devices leads there is found by routing.
-        port: Its port, 1 to 65535.
-        config: Settings.
+            `fe80::1%eth0`).  The routing table decides which RDMA device of this machine is used.
+        port: The peer's port, 1 to 65535.
+        config: Settings of the connection.
         memory: Registered memory that the connection shares with others, in one protection domain.
-        private_data: Bytes for the listener's program, at most 36 (56 with `config.raw`).
-        local_addr: Local (address, port) to connect from; port 0 for any, address "" for any.
-        reuse_address: Share the local address and port with other connections that do so, too.
-        happy_eyeballs_delay: Seconds of head start for an address before the next is tried beside
-            it; None to try one after the other.
-        timeout: Seconds for all of it, by the clock; None for no limit of its own.  By default
-            `config.connect_timeout_s`, in which no time counts that the connect waits for its turn,
-            as many connects of a loop to one address do, or that the loop is late.  Zero or less
-            means that the deadline has already passed.
+        private_data: Bytes for the listener's program, at most 36 (11 with `config.keys`, 56 with
+            `config.raw`).
+        local_addr: Local (address, port) to connect from; address "" and port 0 mean any.
+        reuse_address: Whether to share the local address and port with other connections that also
+            do so.
+        happy_eyeballs_delay: Seconds of head start for an address before the next is tried in
+            parallel; None to try one after the other.
+        timeout: Seconds for the whole call; None for no limit.  Zero or less means that the
+            deadline has already passed.  By default the limit is 10 seconds, not counting the time
+            that the event loop is late, or that this connect waits for its turn because the loop
+            has many connects to the same address.
 
     Raises:
         TypeError, ValueError: An argument is invalid; raised by the call, before it is awaited.
-        ResourceClosedError, RuntimeError: The memory is closed, or not open, at the call; or it
-            belongs to another event loop.
-        LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or not on the way
-            to the peer.
-        HostNotFoundError: The name does not resolve.
-        ConnectionRejectedError: No program listens there, or the program refused; its bytes are in
-            `private_data`.  A listener that refuses because too many wait is tried again.
-        ConnectTimeoutError: No answer in time, or no room at a listener where too many wait.
-        RdmaOSError: The system knows no way there (ENETUNREACH), or is short of something.
-        ConnectionFailedError: Another reason; the text has a hint.
+        ResourceClosedError, RuntimeError: The memory is closed, or is not open, or belongs to
+            another event loop.
+        LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or the route to the
+            peer leads over no RDMA device.
+        socket.gaierror: The name does not resolve.
+        ConnectionRejectedError: No program listens there, or the program has refused; what it sent
+            is in `private_data`.  A listener that refuses because its backlog is full is tried
+            again.
+        AuthenticationError: The two sides have not proved to each other that they have the same
+            key, see `config.keys`; also if one of them has keys, and the other has none.
+        ConnectTimeoutError: There was no answer in time, or the listener's backlog stayed full.
+        RdmaOSError: There is no route to the peer (ENETUNREACH), or the system is short of
+            something.
+        ConnectionFailedError: It failed for another reason; the text has a hint.
 
-    Where a name has several addresses and all failed, the error is of the kind of the attempt that
-    came furthest, with all of them in its text and in the `ExceptionGroup` that is its `__cause__`.
+    If all addresses of a name have failed, the error is that of the attempt that came furthest.
+    Its text lists all of them, and its `__cause__` is an `ExceptionGroup` of them.
 
     Cancellation: the connect is undone.
     """
     if config is None:
         config = DEFAULTS
-    check_kind("config", config, ConnectionConfig)
+    else:
+        check_kind("config", config, ConnectionConfig)
     check_shared(memory)
     check_kind("host", host, str, none=False)
     if not host:
@@ -180,8 +199,9 @@ def connect(
         check_address(local_addr)
     check_seconds("happy_eyeballs_delay", happy_eyeballs_delay, zero=True)
     room = REQUEST_ROOM - (0 if config.raw else HELLO_SIZE)
+    room -= 0 if config.keys is None else REQUEST_SIZE
     private_data = payload_of("private data", private_data, room)
-    within = limit_of(timeout, config.connect_timeout_s)
+    within = limit_of(timeout)
 
     attempt = functools.partial(_one, config, memory, private_data, reuse_address)
     opening = dial(
@@ -217,21 +237,31 @@ async def _one(
     try:
         link = await Link.open(cm_id, config, memory)
         link.at_close(release)
+        if config.keys is not None:
+            link.state.require_proof(None)  # before the first receive is posted
         connection = Connection(link, config)
-        link.note("connects to %s port %d by queue pair %d", *address, link.qp.num)
+        if link.log.tells(logging.DEBUG):
+            link.note("connects to %s port %d by queue pair %d", *address, link.qp.num)
         data = private_data
+        pledge: Pledge | None = None
         if not config.raw:
-            data = connection._hello(private_data, REQUEST_ROOM)
-        offer = link.plan.offer(link.context.attributes)
+            data = link.common.hello(private_data, REQUEST_ROOM)
+        if config.keys is not None:
+            pledge = Pledge(config.keys, data)
+            data = pledge.request
+        offer = link.common.plan.offer(link.context.attributes)
         course.asked = True
-        # `dial` has a limit for all of it.
+        # No time limit here, as `dial` has one for the whole connect.
         event = await cm_id._connect(offer, data, None, link.qp.num)
         theirs = None
         if not config.raw:
-            theirs = Hello.parse(event.private_data)
+            theirs = Hello.parse(plain_hello(event.private_data) if pledge else event.private_data)
             if theirs is None:
                 text = "the listener does not speak aiordma's message protocol; use raw=True"
                 raise protocol_error(text)
+        if pledge is not None:
+            link.state.prove(pledge.check(event.private_data, cm_id._ends()))
+            connection._facts["key_id"] = pledge.key_id
         connection._meet(theirs, event.initiator_depth, address)
         if theirs is None:
             connection.private_data = event.private_data
@@ -249,7 +279,10 @@ async def _one(
         else:
             cm_id.close()
             release()
-        if isinstance(exc, ConnectionRejectedError):
+        if link is not None and link.failure is not None and _tells_of_the_adapter(exc):
+            text = "the connection was lost before it was made"
+            raise ConnectionLostError(errno.ECONNRESET, text) from link.failure
+        if isinstance(exc, ConnectionRejectedError) and not isinstance(exc, AuthenticationError):
             if not config.raw:
                 raise _readable(exc) from None
             if words := library_words(exc.private_data):
@@ -260,13 +293,23 @@ async def _one(
     return connection
 
 
+def _tells_of_the_adapter(exc: BaseException) -> bool:
+    """Whether `exc` may be the consequence of a failed adapter.
+
+    After such a failure the connection id is closed, without the program having done so, or the
+    queue pair cannot be moved to the next state.
+    """
+    return isinstance(exc, ResourceClosedError) or type(exc) is ConnectionFailedError
+
+
 def _readable(exc: ConnectionRejectedError) -> ConnectionRejectedError:
-    """The refusal with the program's own bytes, or with the reason of the peer's library."""
+    """The refusal, with what the program sent, or with the reason of the peer's library."""
     user_data, words = parse_refusal(exc.private_data)
     text = f"connection refused by the listener: {words}" if words else exc.args[1]
-    readable = ConnectionRejectedError(
-        exc.errno, text, event=exc.event, status=exc.status, private_data=user_data
-    )
+    kind, code = ConnectionRejectedError, exc.errno
+    if concerns_keys(exc.private_data):
+        kind, code = AuthenticationError, errno.EACCES
+    readable = kind(code, text, event=exc.event, status=exc.status, private_data=user_data)
     readable.hint = words or exc.hint
     readable.try_again = asks_again(exc.private_data)
     return readable

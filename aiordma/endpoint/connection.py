@@ -1,13 +1,15 @@
-"""Connection: messages to and from one peer, and its memory.
+"""Connection: messages to and from one peer, and access to the peer's memory.
 
 Theory of operation
-    `Link` has the adapter's side, `Sender` and `Receiver` have slots and credits, `LargeMessages`
-    has an `Exposer` and a `Fetcher`, `OneSided` does reads and writes, `Keepalive` notices silence.
-    The calls of the program go to the parts, and the connection divides the events of the link
-    among them.
+    A connection is made of parts.  `Link` owns the queue pair and what belongs to it.  `Sender` and
+    `Receiver` have the tasks that wait to send and to receive, `LargeMessages` has the messages
+    that the peer fetches itself, `OneSided` does READs, WRITEs and atomics, and `Keepalive` detects
+    a silent peer.  This class passes the calls of the program to the parts, and distributes the
+    events of the link among them.
 
-    The end has one cause and one path.  `close()`, `abort()`, a disconnection and a failed request
-    lead to `_over`, which notes the first cause and has all parts raise it; `Ending` does the rest.
+    Whatever ends a connection (`close()`, `abort()`, a disconnection, a failed work request), the
+    path is the same: `_over` records the first cause and has all parts raise it from then on, and
+    `Ending` does the rest.
 """
 
 from __future__ import annotations
@@ -22,14 +24,16 @@ import warnings
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from types import EllipsisType
-from typing import Any, Self, overload
+from typing import Any, Protocol, Self, overload
 
 from aiordma._core import (
     EVENT_FAILED,
     EVENT_FRAMES,
     EVENT_IDLE,
+    EVENT_NOTED,
     EVENT_ROOM,
     EVENT_SENT,
+    FOR_PYTHON,
     Message,
     Messages,
 )
@@ -39,12 +43,15 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import EventType
 from aiordma.endpoint import facts
+from aiordma.endpoint.batch import Batch
 from aiordma.endpoint.carrier import FrameCarrier
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.events import ConnectionEvents, EventHub
-from aiordma.endpoint.large import LargeMessages
+from aiordma.endpoint.goodbye import Goodbye
+from aiordma.endpoint.large.messages import LargeMessages
 from aiordma.endpoint.lease import Lease
 from aiordma.endpoint.link import Link
+from aiordma.endpoint.notes import NoteBook
 from aiordma.endpoint.one_sided import OneSided
 from aiordma.endpoint.outcome import (
     Outcome,
@@ -59,7 +66,7 @@ from aiordma.endpoint.outcome import (
     violation,
 )
 from aiordma.endpoint.receiving import Receiver
-from aiordma.endpoint.sending import Goodbye, Sender
+from aiordma.endpoint.sending import Sender
 from aiordma.endpoint.wire import AbortReason, FrameKind, Hello
 from aiordma.errors import (
     ConnectionEndedError,
@@ -72,21 +79,22 @@ from aiordma.errors import (
     cm_error,
     os_error,
     read_incomplete_error,
+    result_lost_error,
 )
 from aiordma.link import tally
 from aiordma.link.adapter_side import reason_of
 from aiordma.link.ending import Ending, LastSteps
 from aiordma.link.keepalive import Keepalive
 from aiordma.link.log_share import VIOLATIONS
-from aiordma.link.tally import COUNTERS, ConnectionStats
+from aiordma.link.tally import ConnectionStats
 from aiordma.link.transport_socket import shown
 from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.coroutines import markcoroutinefunction
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.loop.uncopied import Uncopied
+from aiordma.memory.governor import Budget
 from aiordma.memory.remote import RemoteRegion
-from aiordma.requests.budget import RequestBudget
 from aiordma.requests.calls import Calls
 from aiordma.requests.exchange import Exchange
 from aiordma.requests.served import Requests
@@ -97,69 +105,74 @@ from aiordma.verbs.qp import QueuePair
 from aiordma.verbs.wc import WCRecord
 from aiordma.verbs.wr import SGE
 
-__all__ = ["Connection"]
+__all__ = ["Connection", "EndWatcher"]
 
 _log = log_of("connection")
-#: Names of the limit of silence, for the error of a connection that is given up.
+#: The setting that limits silence, as the error of a connection that was given up names it.
 _SILENCE = "idle_timeout_s of this side's ConnectionConfig"
 _RAW_SILENCE = f"raw_{_SILENCE}"
-# Events after which the connection goes on.
+# Events of the connection manager that do not mean the end of the connection.
 _NO_END = (EventType.ESTABLISHED, EventType.TIMEWAIT_EXIT, EventType.ADDR_CHANGE)
 
 
 async def _no_send(buf: Any, imm: int | None = None) -> None:
-    """In place of `send`, once the connection carries requests."""
+    """Replaces `send` once the connection carries requests."""
     raise reserved_error("send()")
+
+
+class EndWatcher(Protocol):
+    """What sends over a connection and is told when nothing can be sent over it any more."""
+
+    def _on_end(self, connection: Connection, error: BaseException) -> None: ...
 
 
 class Connection(Uncopied):
     """A connection to one peer; made by `connect`, `Listener.accept` or `ConnectRequest.accept`.
 
-    Belongs to the event loop that made it.  `async with` closes it; after an exception in the
-    block it is aborted instead, so that the peer does not take half a conversation for a whole.
-    A forgotten connection lives on, without a `ResourceWarning`, until its loop ends or it breaks.
+    It belongs to the event loop in which it was made.  `async with` closes it.  If the block ends
+    with an exception, the connection is aborted instead, so that the peer does not mistake half of
+    a conversation for all of it.  A connection that is not closed stays open, without a
+    `ResourceWarning`, until it breaks or its event loop ends, even if nothing refers to it.
 
     Attributes:
-        config: Its settings.
+        config: The settings of the connection.
         private_data: Bytes that the peer's program sent with the handshake.
     """
 
-    _request_budget: RequestBudget | None  # a listener sets its own
-    # Addresses of peer and this side; empty: not asked for yet; None: before the handshake.
+    _request_budget: Budget | None  # a listener sets its own
+    # Addresses of the peer and of this side.  Empty: not asked for yet.  None: no handshake yet.
     _ends: tuple[Address | None, Address | None] | tuple[()] | None
-    _peer_loop: tuple[str, bytes] | None
     _theirs: Hello | None  # the peer's half of the handshake
-    _established: asyncio.Future[None] | None  # by the first frame of the client
-    _keepalive: Keepalive | None  # from the first look on
+    _established: asyncio.Future[None] | None  # ends with the first frame of the client
+    _keepalive: Keepalive | None  # None until the end of the handshake
+    _own_ending: Ending | None
     _own_goodbye: Goodbye | None
     _own_large: LargeMessages | None
     _own_one_sided: OneSided | None
+    _own_notes: NoteBook | None  # None until memory is exposed with notes
     _events: EventHub | None
+    _senders: set[weakref.ref[EndWatcher]] | None  # to be told when nothing can be sent any more
 
     def __init__(self, link: Link, config: ConnectionConfig) -> None:
         self.config = config
         self.private_data: bytes = b""
-        self._link = link  # not yet started
-        self._state = state = link.state
+        self._link = link  # it is started at the end of this method
+        self._state = link.state
         self._receiver = Receiver(link, config)
-        state.sge, state.region = SGE, MemoryRegion
-        state.remote, state.pd, state.largest = RemoteRegion, link.pd, config.max_message_size
         self._sender = Sender(link, config)
         self._outcome = Outcome()
-        self._ending = Ending(link)
         self._facts: dict[str, Any] = {}
-        # Not of the class: an attribute that comes later can cost a dict of its own.
-        self._request_budget = self._ends = self._peer_loop = self._theirs = None
-        self._established = self._keepalive = self._events = None
-        self._own_goodbye = self._own_large = self._own_one_sided = None
-        self._reads = 0  # RDMA READs that the peer serves at a time
-        # Tick of the wheel for which it stands there itself; 0: for none; None: not yet.
-        self._first_look: int | None = None
-        self._late = False  # whether the peer asks for signs of life first
-        link.at_close(self._part)
+        # Set here, and not as attributes of the class: an attribute that an instance gets later can
+        # cost it a dict of its own.
+        self._request_budget = self._ends = self._theirs = None
+        self._established = self._keepalive = self._events = self._senders = None
+        self._own_ending = self._own_goodbye = self._own_large = self._own_one_sided = None
+        self._own_notes = None
+        self._reads = 0  # how many RDMA READs the peer serves at a time
+        self._telling = 0  # writes with an immediate that are not a single post of C
         fork.guard_public(self)
         link.cm_id._sink = self._on_cm_event
-        state.handler = self._on_events
+        link.state.set_handler(self._on_events)
         link.start(self)
 
     @property
@@ -167,6 +180,12 @@ class Connection(Uncopied):
         if self._own_one_sided is None:
             self._own_one_sided = OneSided(self._link, self.config, self._outcome)
         return self._own_one_sided
+
+    @property
+    def _notes(self) -> NoteBook:
+        if self._own_notes is None:
+            self._own_notes = NoteBook(self._link, self._receiver, self._outcome)
+        return self._own_notes
 
     @property
     def _large(self) -> LargeMessages:
@@ -186,9 +205,15 @@ class Connection(Uncopied):
             )
         return self._own_goodbye
 
+    @property
+    def _ending(self) -> Ending:
+        if self._own_ending is None:
+            self._own_ending = Ending(self._link)
+        return self._own_ending
+
     # Messages
 
-    # A default of an argument that is for keywords alone costs 250 instructions in Python 3.11.
+    # `imm` is not keyword-only: its default would then cost 250 instructions in Python 3.11.
     @markcoroutinefunction
     def send(
         self, buf: Buffer | SGE | Sequence[Buffer], imm: int | None = None
@@ -197,46 +222,49 @@ class Connection(Uncopied):
 
         Args:
             buf: Any contiguous object with the buffer protocol; may be empty.  Or a list or tuple
-                of them, a header and a body for instance, which arrive as one message; they are
-                not joined before.  Or a part of the `Memory` that the connection shares, of which
-                more than 256 KiB are neither copied nor registered.
+                of such objects, for instance a header and a body, which arrive as one message
+                without being joined first.  Or a part of the `Memory` that the connection shares;
+                a part of more than 256 KiB is neither copied nor registered.
             imm: A 32-bit number that arrives as `Message.imm`.
 
-        Returns when the bytes of `buf` may be changed again: a message up to
-        `config.eager_size` is copied, and one up to `config.rendezvous_threshold`, if a landing or
-        slots for all of it are free; any other message has been read by the peer by then.
-        `flush()` waits until all messages have reached the peer's adapter.
+        When the call returns, the bytes of `buf` may be changed again.  A message of up to
+        `config.eager_size` bytes is copied.  So is one of up to `config.rendezvous_threshold`, if
+        there is room for all of it.  Any other message has been read by the peer when the call
+        returns.  Use `flush()` to wait until all messages have reached the peer's adapter.
 
-        A send waits while the peer has `config.recv_depth` messages, or
-        `config.receive_buffer_size` bytes of large ones, that its program has not received.  Two
-        programs that both send, and do not receive meanwhile, wait for each other for ever, unless
-        `config.stall_timeout_s` is set: receive in a task of its own.  The first two messages of a
-        turn of the event loop are posted at once, the others together when the turn ends, or 16
-        are there, so that a task that then blocks the loop, or stops it, delays or loses them.
+        A send waits while the peer holds `config.recv_depth` messages, or
+        `config.receive_buffer_size` bytes of large ones, that its program has not received.  So two
+        programs that both send without receiving wait for each other forever, unless
+        `config.stall_timeout_s` is set: receive in a separate task.
 
-        Messages arrive in the order of the calls, those of several tasks, too; but one of up to
-        `config.eager_size` bytes may arrive before a larger one of another task that waits.
+        The first two messages of an iteration of the event loop are posted at once.  Further ones
+        are posted together, at the end of the iteration or when there are 16 of them.  So a task
+        that blocks the loop after sending delays them, and one that stops the loop loses them.
+
+        Messages arrive in the order of the calls, even if several tasks send.  There is one
+        exception: a message of up to `config.eager_size` bytes may overtake a larger one of another
+        task that is still waiting.
 
         Raises:
-            TypeError: No buffer.
-            ValueError: `imm` does not fit, or the part is of other memory.
-            MessageTooLargeError: More than the peer takes; nothing was sent.
+            TypeError: `buf` is no buffer.
+            ValueError: `imm` does not fit into 32 bits, or the part belongs to other memory.
+            MessageTooLargeError: The message is larger than the peer accepts; nothing was sent.
             ResourceClosedError: The connection was closed by this side, or `send_eof` was called.
-            ConnectionLostError: It broke, for the reason in `__cause__`, or the peer closed it.
-            TimeoutError: The peer lives but took nothing for `config.stall_timeout_s`.
+            ConnectionLostError: It broke, or the peer closed it.  ProtocolError, which is one: the
+                peer broke the protocol; of all others `__cause__` has the reason.
+            TimeoutError: The peer is alive, but has accepted nothing for `config.stall_timeout_s`.
 
-        Cancellation: the message was not sent, or, if it was large, may still be received; one of
-        more than 256 KiB, which is not copied, stays exported until the adapter is done with it.
-        A `Message` can be released before: its memory is free when the adapter is done.
+        Cancellation: the message is not sent; but a large one may still be received.  A message of
+        more than 256 KiB is not copied, and its buffer stays exported until the adapter is done
+        with it.  If `buf` belongs to a `Message`, that may be released before; its memory is freed
+        when the adapter is done.
         """
-        if imm is None:
-            return self._state.sending(self, buf)
-        return self._send_in_python(buf, -1, imm)
+        return self._state.sending(self, buf, imm)
 
     async def _send_in_python(
-        self, buf: Buffer | SGE | Sequence[Buffer], code: int, imm: int | None = None
+        self, buf: Buffer | SGE | Sequence[Buffer], imm: int | None, code: int
     ) -> None:
-        """Go on with a send that C has not done: in another loop or thread, or with an errno."""
+        """Send a message that C has left to Python, or raise for the errno `code` of a post."""
         if code > 0:
             self._sender.check(code)
             return
@@ -249,7 +277,7 @@ class Connection(Uncopied):
         parts = parts_of("a message", buf)
         try:
             size = sum(map(len, parts))
-            code = -1 if opening else self._state.send_pieces(parts, imm)
+            code = FOR_PYTHON if opening else self._state.send(parts, imm)
             if code > 0:
                 self._sender.check(code)
             elif code and size <= self._state.eager_size:  # it may have to wait for room
@@ -259,71 +287,78 @@ class Connection(Uncopied):
                 self._sender.require_open()
                 await self._large.exposer.send(parts, size, imm, opening)
         except BaseException:
-            # The exception keeps this frame, and would keep the caller's buffers exported.
+            # The traceback keeps this frame, which would keep the caller's buffers exported.
             for part in parts:
                 part.release()
             raise
 
     @markcoroutinefunction
     def recv(self) -> Coroutine[Any, Any, Message]:
-        """The next message, in the order in which the peer sent them.
+        """Receive the next message, in the order in which the peer sent them.
 
-        Several tasks may wait; they are served in the order in which they began to.
+        Several tasks may wait; they are served first come, first served.
 
         Raises:
             ConnectionEndedError: The peer closed in good order; all its messages were received.
             ResourceClosedError: The connection was closed by this side.
-            ConnectionLostError: It broke, for the reason in `__cause__`.  Messages that had arrived
-                are returned first.
+            ConnectionLostError: It broke, as for `send`.  Messages that had arrived are returned
+                first.
 
         Cancellation: no message is lost.
         """
         return self._state.receiving(self)
 
-    async def _recv_in_python(self) -> Message:
-        """Go on with a `recv` that is none of the frequent cases."""
+    async def _recv_in_python(self, waited: bool) -> Message:
+        """Receive a message that C has left to Python; `waited`: the task has waited in C first."""
         self._check_loop()
         if self._carries_requests:
             raise reserved_error("recv() and `async for`")
-        return await self._receiver.recv()
+        return await self._receiver.recv(waited)
 
-    async def recv_into(self, buffer: Buffer) -> int:
+    @markcoroutinefunction
+    def recv_into(self, buffer: Buffer) -> Coroutine[Any, Any, int]:
         """Receive the next message into memory of the program, as `recv_into` of a socket.
 
         Args:
             buffer: Any writable, contiguous object with the buffer protocol, such as a bytearray, a
-                numpy array, an mmap or shared memory.  It has at least the bytes of the message,
-                and stays exported until the call ends: a bytearray cannot be resized.
+                numpy array, an mmap or shared memory.  It has to be at least as large as the
+                message.  It stays exported until the call ends, so a bytearray cannot be resized.
 
         Returns:
-            The bytes of the message, which begin at the start of the buffer; those behind keep
-            their value.  An immediate is not told.
+            The size of the message in bytes.  The message begins at the start of the buffer, and
+            the bytes behind it keep their value.  There is no way to learn its immediate.
 
-        A message of more than 256 KiB that was not fetched before is read by the adapter, right
-        into the buffer: nothing is copied.  Of other messages the bytes are copied once, and so are
-        all on iWARP (twice), and those for memory that cannot be registered, as that of a file may
-        be.  So from the first call on, the library does not fetch messages of more than 256 KiB
-        ahead, until `recv` takes one: the peer's `send` then waits for this call.
+        A message of more than 256 KiB that was not fetched before is read directly into the buffer
+        by the adapter, without a copy.  Any other message is copied once, and so is one for memory
+        that cannot be registered, which may be the case for a mapped file.  On iWARP messages are
+        copied twice.  To make direct reads possible, the library stops fetching messages of more
+        than 256 KiB ahead with the first call of `recv_into`, until `recv` receives one: the peer's
+        `send` then waits for this call.
 
-        Several tasks may wait in `recv` and `recv_into`; they are served in the order in which they
-        began to.  While a task waits for the rest of a large message the others wait for the task.
+        Several tasks may wait in `recv` and `recv_into`; they are served first come, first served.
+        While one of them waits for the rest of a large message, the others wait for it.
 
         Raises:
-            TypeError: No buffer, or one of Python objects.
+            TypeError: `buffer` is no buffer, or holds Python objects.
             ValueError: The buffer is empty or not contiguous.
             BufferError: It is read-only.
-            MessageTooLargeError: The message has more bytes, `size`, than the buffer.  It stays the
-                next message, for a call with a larger buffer, or `recv`.
-            OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.  It stays the next, too.
+            MessageTooLargeError: The message is larger than the buffer; its `size` says how large.
+                It remains the next message, for a call with a larger buffer, or for `recv`.
+            OSError: The buffer cannot be registered.  ENOMEM usually means that RLIMIT_MEMLOCK is
+                too low.  The message remains the next one.
             ConnectionEndedError, ResourceClosedError, ConnectionLostError: As `recv`.
 
-        After an exception anything may be in the buffer, but nothing is written to it any more.
+        After an exception the content of the buffer is undefined, but nothing more is written.
 
-        Cancellation: no message is lost; a large message is read anew for the next call.  READs
-        that write to the buffer are waited for.  If they have not ended after
-        `config.fetch_timeout_s`, the connection is given up, and its end is waited for, a minute at
-        most; should the kernel not have ended it then, the buffer stays exported.
+        Cancellation: no message is lost; a large message is read again by the next call.  The call
+        first waits until no READ writes to the buffer any more.  If that takes more than 30
+        seconds, the connection is aborted, and the call waits for its end, at most a minute.  If
+        the kernel has still not ended it then, the buffer stays exported.
         """
+        return self._state.receiving_into(self, buffer)
+
+    async def _recv_into_in_python(self, buffer: Buffer, waited: bool) -> int:
+        """Do what C has left to Python: all but small messages, and to refuse; as `_recv_...`."""
         self._check_loop()
         if self._carries_requests:
             raise reserved_error("recv_into()")
@@ -332,27 +367,27 @@ class Connection(Uncopied):
             if not view:
                 msg = "the buffer is empty: an empty message needs room for a byte, too"
                 raise ValueError(msg)
-            return await self._receiver.recv_into(view)
+            return await self._receiver.recv_into(view, waited)
 
     def __aiter__(self) -> Messages:
         return self._state.messages(self)
 
     @markcoroutinefunction
     def __anext__(self) -> Coroutine[Any, Any, Message]:
-        """Messages until the peer, or this side, closes; a broken connection raises."""
-        return self._state.iterating(self)
+        """Receive messages until the peer or this side closes; a broken connection raises."""
+        return self._state.messages(self).__anext__()
 
-    async def _next_in_python(self) -> Message:
+    async def _next_in_python(self, waited: bool) -> Message:
         try:
-            return await self._recv_in_python()
+            return await self._recv_in_python(waited)
         except (ConnectionEndedError, ResourceClosedError):
             raise StopAsyncIteration from None
 
-    def _left(self) -> None:
-        """Called by C when a task has left its wait for a message by an exception."""
-        self._receiver.left()
+    def _receive_abandoned(self) -> None:
+        """Called by C when the wait of a task for a message was ended by an exception."""
+        self._receiver.resume_next()
 
-    # Requests; with the first, the connection carries requests instead of messages
+    # Requests.  The first call of `request` or `requests` reserves the connection for requests.
 
     @overload
     def request(
@@ -370,44 +405,51 @@ class Connection(Uncopied):
     ) -> Coroutine[Any, Any, Message | int]:
         """Send a request, and wait for its answer.
 
-        Many requests may be under way, in both directions; the peer takes them with `requests()`
-        and answers in any order.  While it has as many as it takes, a request waits in line.
+        Many requests may be in progress at the same time, in both directions.  The peer receives
+        them with `requests()` and answers in any order.  While it has as many as it accepts, a
+        further request waits in line on this side.
 
         Args:
-            buf: Any contiguous object with the buffer protocol; may be empty.  It is not to be
-                changed before the answer is here.
-            timeout: Seconds for all of it; the peer's `Request.remaining` shows them.  Zero or
-                less means that the deadline has already passed: nothing is sent.  None for
-                no limit; by default `config.request_timeout_s`, of which the peer is not told.
-            into: Memory for the answer: a writable buffer, as of `recv_into`, which stays exported
-                until the call ends.  None: the answer is a message.
+            buf: Any contiguous object with the buffer protocol; may be empty.  It must not be
+                changed before the answer has arrived.
+            timeout: Seconds until the answer has to be here; the peer sees the rest of them as
+                `Request.remaining`.  Zero or less means that the deadline has already passed, and
+                nothing is sent.  None means no limit.  The default is `config.request_timeout_s`,
+                which is not sent to the peer.
+            into: A writable buffer for the answer, as for `recv_into`, which stays exported until
+                the call ends.  None: the answer is returned as a message.
 
         Returns:
-            The answer, which is the program's; its `imm` has no meaning.  With `into`, the bytes of
-            the answer, which begin at the start of the buffer.
+            The answer, which belongs to the program; its `imm` has no meaning.  With `into`, the
+            size of the answer in bytes; it begins at the start of the buffer.
 
-        The adapter reads an answer of more than 256 KiB right into `into`: nothing is copied.  Of
-        others the bytes are copied once, as by `recv_into`.
+        An answer of more than 256 KiB is read directly into `into` by the adapter, without a copy.
+        A smaller one is copied once, as by `recv_into`.
 
         Raises:
-            TypeError: No buffer, or no number of seconds.
+            TypeError: `buf` or `into` is no buffer, or `timeout` is no number.
             ValueError: `into` is empty or not contiguous.
             BufferError: `into` is read-only.
-            MessageTooLargeError: More than the peer takes; nothing was sent.  Or the answer has
-                more bytes, `size`, than `into`: then it is the `answer` of the exception.
-            RequestDeadlineError: No answer in time; it is a TimeoutError, too.
-            RequestRefusedError: The peer has not served it; a subclass tells why.
+            MessageTooLargeError: The request is larger than the peer accepts, and nothing was sent.
+                Or the answer is larger than `into`; then the exception has its `size`, and the
+                message as `answer`.
+            RequestDeadlineError: There was no answer in time; this is a TimeoutError, too.
+            RequestRefusedError: The peer has not served the request; a subclass says why.
             RequestError: The peer's handler raised an exception.
             NotSupportedError: The connection is raw.
-            RuntimeError: A task waits in `recv()`; or not in the connection's event loop.
-            ResourceClosedError, ConnectionLostError, TimeoutError: As `send` and `recv`;
-                `request_sent` of a ConnectionLostError tells whether the peer may have got it.
+            RuntimeError: A task waits in `recv()`, or this is not the connection's event loop.
+            ResourceClosedError, ConnectionLostError, TimeoutError: As `send` and `recv`.  The
+                attribute `request_sent` of a ConnectionLostError says whether the peer may have
+                received the request.
 
-        Cancellation: this side tells the peer, whose `Request.canceled` shows it.  With `into` the
-        call ends, as it does at its deadline, when nothing writes to the buffer any more: READs
-        under way are waited for, as by `recv_into`.
+        Cancellation: the peer is notified, and can see it as `Request.canceled`.  With `into`, the
+        call only ends when nothing writes to the buffer any more: it waits for READs in progress,
+        as `recv_into` does.  The same holds at the deadline.
         """
-        calls = self._exchange.calls
+        exchange = self._receiver.exchange
+        if exchange is None or asyncio._get_running_loop() is not exchange.loop:
+            exchange = self._exchange  # makes it, or says what is wrong
+        calls = exchange.calls
         if tally.observed:
             return self._request_observed(calls, buf, timeout, into)
         return calls.request(buf, timeout, into)
@@ -415,31 +457,33 @@ class Connection(Uncopied):
     async def _request_observed(
         self, calls: Calls, buf: Any, timeout: float | EllipsisType | None, into: Any
     ) -> Message | int:
-        # Made in here: a task that is canceled before its first step would leave it unawaited.
+        # The coroutine of the request is made in here.  If it were made by the caller, a task that
+        # is canceled before its first step would leave it unawaited.
         with tally.Operation("request", self._peer_attributes):
             answer: Message | int = await calls.request(buf, timeout, into)
             return answer
 
-    # The name that a warning has of a coroutine that was never awaited.
+    # A warning about a coroutine that was never awaited names it by this.
     _request_observed.__qualname__ = "Connection.request"
 
     def _peer_attributes(self) -> dict[str, Any]:
         return tally.peer_attributes(self._facts["peername"])
 
     def requests(self, *, limit: int = 256, limit_bytes: int = 64 << 20) -> Requests:
-        """Requests of the peer: an async iterator over `Request`, until the connection is closed.
+        """Serve requests: an async iterator over the peer's, until the connection is closed.
 
         Args:
-            limit: Requests that the program has at a time, 1 to 1,000,000.  The peer's library has
-                others wait.  Up to as many wait here: of a peer that has its answer before this
-                side knows that it does.  A peer that sends more breaks the rules.
-            limit_bytes: Likewise, bytes of their bodies; a single request may have more.  More than
-                these are refused.
+            limit: How many requests the program may have at a time, 1 to 1,000,000.  The peer's
+                library holds further requests back.  It may send a request as soon as it has an
+                answer, before this side knows that the answer has arrived; so up to `limit` more
+                requests may wait here.  A peer that sends more than that breaks the protocol.
+            limit_bytes: How many bytes the bodies of these requests may have in total.  A single
+                request may have more; a request beyond the limit is refused.
 
         Raises:
             TypeError, ValueError: A limit is invalid.
             NotSupportedError: The connection is raw.
-            RuntimeError: A task waits in `recv()`; or not in the connection's event loop.
+            RuntimeError: A task waits in `recv()`, or this is not the connection's event loop.
             ResourceClosedError, ConnectionLostError: The connection is over.
         """
         limit = whole("limit", limit, 1, 1_000_000)
@@ -456,16 +500,16 @@ class Connection(Uncopied):
             if self.config.raw:
                 raise os_error(errno.EOPNOTSUPP, "requests", detail="on a raw connection")
             self._outcome.require_open()
-            send = functools.partial(Connection.send, self)  # of the class: `send` is replaced
+            send = functools.partial(Connection.send, self)  # `self.send` is replaced below
             carrier = FrameCarrier(
                 self._link, self._receiver, self._outcome, send, self._require_size,
                 self._request_budget, weakref.ref(self), self.config.request_timeout_s,
             )  # fmt: skip
-            exchange = self._receiver.reserve(Exchange(self._link.loop, carrier))
-            vars(self)["send"] = _no_send  # so that a send without requests pays nothing
-            # Behind messages that wait for room another frame would be the next: it is not marked.
-            self._state.requesting = not self._state.queued
-            exchange.start()
+            exchange = self._receiver.reserve(functools.partial(Exchange, self._link.loop, carrier))
+            # Replaced, so that the sends of connections without requests need no check.
+            vars(self)["send"] = _no_send
+            self._state.begin_requests()
+            self._tell_senders(functools.partial(reserved_error, "a Broadcast"))
         return exchange
 
     @property
@@ -484,36 +528,41 @@ class Connection(Uncopied):
         """RDMA READ: fill `into` with memory that the peer has exposed; its program does nothing.
 
         Args:
-            remote: The memory, as the peer named it.
-            into: A writable buffer, filled completely; or a region, or an `SGE`, of memory that
-                was registered with `register`, into which the adapter then writes directly.  Until
-                the call has returned, nothing else may use this memory: on a software adapter its
-                last 8 bytes are random until the data arrive, and a `write` from there sends them.
-            offset: First byte to read, from the start of `remote`.
+            remote: The peer's memory, as the peer has named it.
+            into: A writable buffer, which is filled completely.  Or a region, or an `SGE`, of
+                memory that was registered with `register`; the adapter then writes directly into
+                it.  Nothing else may use this memory until the call has returned: on a software
+                adapter its last 8 bytes are random until the data arrive, and a `write` from there
+                would send them.
+            offset: The first byte to read, counted from the start of `remote`.
 
         Returns:
-            Bytes read.
+            The number of bytes read.
 
         Raises:
-            ValueError: Not inside `remote`.
-            PermissionError: `remote` is not for reading.
+            ValueError: The bytes are not all inside `remote`.
+            PermissionError: `remote` is not exposed for reading.
             BufferError: `into` is read-only.
-            ReadIncompleteError: The adapter has completed the read before its last bytes were
-                there, as Soft-RoCE may where packets are lost or come late.  The connection breaks
-                soon after: read again over another connection.
-            RemoteAccessError: The peer's adapter refused: the lease has ended, or the key is wrong.
-                This ends the connection.
-            RemoteInvalidRequestError: The same, where the peer has no lease left for such accesses.
-            TransportRetryError: The peer's adapter did not answer: its host or the link is gone.
-                This ends the connection, and is no ConnectionError; other calls get the
-                ConnectionLostError, with this as its cause.
+            ResultLostError: The adapter reported completion before the last bytes had arrived, as
+                Soft-RoCE may if packets are lost or late.  The connection breaks soon after: read
+                again over another connection.
+            StaleRegionError: `remote` is memory of an earlier life of the peer's program, or of
+                another connection, or its exposure has ended.  Nothing was posted, and the
+                connection goes on: ask the peer for the region again.
+            RemoteAccessError: The peer's adapter refused the access, because the lease has ended or
+                the key is wrong.  This ends the connection.
+            TimeoutError: The peer has not said for 30 seconds which memory is its own.
+            CompletionError: The peer's adapter did not answer, because its host or the link is
+                down.  This ends the connection.  It is no ConnectionError; other calls raise a
+                ConnectionLostError with this as its cause.
             ConnectionLostError, ResourceClosedError: The connection was over before, or ended for
-                another reason; or software iWARP refused, which gives no reason.
+                another reason.  Also if the peer's software iWARP adapter refused the access, which
+                it does without giving a reason.
 
         Cancellation: ends the wait; the buffer stays exported, and may be written to, until the
         adapter is done with it.
         """
-        # C does the frequent case, in this loop and thread; see `send`.
+        # C handles the common case; it returns None for anything else, and in a wrong thread.
         operation = self._state.read(remote, into, offset)
         if operation is None:
             self._check_loop()
@@ -537,68 +586,111 @@ class Connection(Uncopied):
         """RDMA WRITE: put `data` into memory that the peer has exposed.
 
         Args:
-            remote: The memory, as the peer named it.
+            remote: The peer's memory, as the peer has named it.
             data: A buffer; or a region, or an `SGE`, of memory registered with `register`.
-            offset: Where to put the first byte, from the start of `remote`.
-            imm: A 32-bit number.  The peer's program receives an empty message with it, after the
-                data have arrived; without `imm` the program learns nothing.
+            offset: Where to put the first byte, counted from the start of `remote`.
+            imm: A 32-bit number.  The peer's program gets it after the data have arrived: as a note
+                if it has exposed the memory with `notes=True` (`Lease.notes`), and otherwise as
+                an empty message with this number.  The number cannot overtake the data.  Without
+                `imm`, the program is not notified.
 
         Returns:
-            Bytes written.  They have reached the peer's adapter; software iWARP reports this before
-            the peer has checked the access.
+            The number of bytes written.  They have reached the peer's adapter; but software iWARP
+            reports success before the peer has checked the access.
 
-        A message that is sent before this returns, by another task for instance, may arrive before
-        the data.  So await the write before the message that tells of it, or use `imm`.
+        Writes with `imm` that are under way at the same time, and of the same size, are told of in
+        the order of the calls.  A message that is sent before this call returns, for instance by
+        another task, may arrive before the data.  So await the write before sending a message about
+        it, or use `imm`.
 
-        Raises and cancellation: as `read`; with `imm` also as `send`.  A canceled write may have
-        written.
+        A write with `imm` takes the place of a message at the peer, and waits for it as `send`
+        does.  On a connection that carries requests there are no messages, but notes.
+
+        Raises and cancellation: as `read`; with `imm` also as `send`.  A canceled write may still
+        take place, and so may its note.
         """
-        if imm is None:
-            operation = self._state.write(remote, data, offset)
+        # C tells of a write in the same post, which must not overtake one that is told of here.
+        if imm is None or (
+            not self._telling
+            and (self._receiver.exchange is None or getattr(remote, "notes", False))
+        ):
+            operation = self._state.write(remote, data, offset, imm)
             if operation is not None:
                 try:
                     return await operation
                 except FlushedError as exc:
                     raise self._one_sided.operations.lost() from exc
-        else:
+        noted = False
+        if imm is not None:
             imm = fitting("imm", imm, 32)
-            if self._carries_requests:
-                raise reserved_error("write() with an immediate")
+            noted = isinstance(remote, RemoteRegion) and remote.notes
+            if self._carries_requests and not noted:
+                raise reserved_error("write() with an immediate to memory without notes")
             self._sender.require_open()
         self._check_loop()
         write = Opcode.RDMA_WRITE
         if imm is None or self.config.raw:
             return await self._one_sided.transfer(write, remote, data, offset, imm)
-        size = await self._one_sided.transfer(write, remote, data, offset)
-        await self.send(b"", imm=imm)
+        self._telling += 1
+        try:
+            size = await self._one_sided.transfer(write, remote, data, offset)
+            if noted:
+                await self._sender.note(remote.rkey, remote.addr + offset, size, imm)
+            else:
+                await self.send(b"", imm=imm)
+        finally:
+            self._telling -= 1
         return size
+
+    def batch(self) -> Batch:
+        """Begin a batch: many READs and WRITEs, which are posted together and awaited once.
+
+        Returns:
+            The batch, to add operations to, and to submit.
+
+        Raises:
+            ConnectionLostError, ResourceClosedError: The connection is over.
+            OSError: The completion queue cannot grow, because there is no memory.
+        """
+        self._check_loop()
+        return Batch(self._link, self._outcome, self._one_sided, self.config, self._check_loop)
 
     async def fetch_add(self, remote: RemoteRegion, value: int, *, offset: int = 0) -> int:
         """Add to an unsigned 64-bit integer in memory of the peer, atomically.
 
-        It is atomic against other remote atomics on the same adapter of the peer, and against
-        nothing else: not against a `write` of any connection, and not against the peer's own
+        The operation is atomic with respect to other remote atomics on the same adapter of the
+        peer, and to nothing else: neither to a `write` of any connection, nor to the peer's own
         program.
 
         Args:
-            remote: The memory, exposed with `atomic=True`.
-            value: The number to add, modulo 2**64: -1 subtracts.
+            remote: The peer's memory, exposed with `atomic=True`.
+            value: The number to add, modulo 2**64, so that -1 subtracts one.
             offset: Where the integer is; its address has to be a multiple of 8.
 
         Returns:
-            The integer before the addition, in the peer's byte order, which is taken to be little.
+            The integer before the addition.  The peer is assumed to be little-endian.
 
         Raises:
-            TypeError: `value` is no whole number.
-            ValueError: Not aligned, or not inside `remote`.
-            NotSupportedError: The device has no atomics, as all of iWARP.
-            AtomicResultLostError: The adapter has completed the operation without its result, as
-                Soft-RoCE may where packets are lost.  It took place at most once, and the old value
-                is unknown; the connection goes on.
+            TypeError: `value` is no integer.
+            ValueError: The integer is not aligned, or not inside `remote`.
+            NotSupportedError: The device has no atomics, as no iWARP device has.
+            ResultLostError: The adapter reported completion without the result, as Soft-RoCE may if
+                packets are lost.  The addition took place at most once, and the old value is
+                unknown; the connection stays open.
             Others: as `read`.
 
         Cancellation: ends the wait; the addition may take place.
         """
+        # As in `read`.
+        operation = self._state.fetch_add(remote, value, offset)
+        if operation is not None:
+            try:
+                before = await operation
+            except FlushedError as exc:
+                raise self._one_sided.operations.lost() from exc
+            if before is None:
+                raise result_lost_error("fetch_add")
+            return before
         self._check_loop()
         value = whole("value", value) % (1 << 64)
         add = Opcode.ATOMIC_FETCH_AND_ADD
@@ -607,17 +699,26 @@ class Connection(Uncopied):
     async def compare_swap(
         self, remote: RemoteRegion, expected: int, desired: int, *, offset: int = 0
     ) -> int:
-        """Store `desired` in an integer of the peer if it is `expected`, atomically.
+        """Store `desired` in an integer of the peer if its value is `expected`, atomically.
 
-        It is atomic as `fetch_add` is.  After AtomicResultLostError only the integer itself can
-        tell whether the swap took place: store values that tell who has stored them.
+        It is atomic in the same sense as `fetch_add`.  After a ResultLostError only the integer
+        itself can tell whether the swap took place, so store values that identify the writer.
 
         Returns:
-            The integer before; the swap took place if it equals `expected`.
+            The integer before the operation; the swap took place if it equals `expected`.
 
-        `remote`, `offset` and cancellation: as `fetch_add`.  Raises what that raises, and
-        ValueError for a number that is not in 0..2**64-1.
+        `remote`, `offset` and cancellation are as for `fetch_add`.  It raises the same exceptions,
+        and ValueError for a number that is not in 0..2**64-1.
         """
+        operation = self._state.compare_swap(remote, expected, desired, offset)
+        if operation is not None:
+            try:
+                before = await operation
+            except FlushedError as exc:
+                raise self._one_sided.operations.lost() from exc
+            if before is None:
+                raise result_lost_error("compare_swap")
+            return before
         self._check_loop()
         swap = Opcode.ATOMIC_CMP_AND_SWP
         return await self._one_sided.atomic(swap, remote, offset, expected, desired)
@@ -625,25 +726,26 @@ class Connection(Uncopied):
     async def register(
         self, buf: Buffer | int, access: Access = Access.LOCAL_WRITE
     ) -> MemoryRegion:
-        """Register memory for this connection's own transfers, so that nothing is copied.
+        """Register memory for transfers of this connection, so that their bytes are not copied.
 
         Args:
             buf: A buffer, which stays exported until the region is destroyed; or a number of
-                bytes, for page-aligned memory of the region's own; or memory of a GPU: an object
-                with `__cuda_array_interface__`, or with DLPack, which is kept as long.
-            access: Rights of this side; `expose` gives rights to the peer.
+                bytes, for new page-aligned memory; or GPU memory, as an object with
+                `__cuda_array_interface__` or DLPack, which is kept until the region is destroyed.
+            access: The access flags of the region.  To give rights to the peer, use `expose`.
 
         Returns:
-            The region, for `async with`, or for `close()`, at any time; it is closed with the
-            connection.  A region that is forgotten before is a ResourceWarning, and is closed: its
-            memory is free when the last transfer has ended.  If `access` has a remote right, the
-            peer may have its key, so that it lasts until it is closed, forgotten or not.  On iWARP
-            the peer learns the key with the first read into the region, and can write there until
-            it is closed.
+            The region.  Use `async with`, or call `close()` at any time; otherwise it is closed
+            with the connection.  A region that is garbage collected before is closed with a
+            ResourceWarning, and its memory is freed when the last transfer has ended.  If `access`
+            has a remote right, the peer may know the key, so such a region stays registered until
+            it is closed, even if nothing refers to it.  On iWARP the peer learns the key with the
+            first `read` into the region, and can write there until the region is closed.
 
         Raises:
-            DeviceMemoryError: The adapter's driver, or that of the GPU, knows no dmabufs.
-            OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.
+            NotSupportedError: The driver of the adapter, or of the GPU, does not support dmabuf.
+            OSError: The memory cannot be registered.  ENOMEM usually means that RLIMIT_MEMLOCK is
+                too low.
             ResourceClosedError, ConnectionLostError: The connection is over.
 
         Cancellation: the region is destroyed.
@@ -658,85 +760,106 @@ class Connection(Uncopied):
         read: bool = False,
         write: bool = False,
         atomic: bool = False,
+        notes: bool = False,
         timeout_s: float | None = None,
     ) -> Lease:
-        """Open memory to the peer for as long as an `async with` block lasts.
+        """Expose memory to the peer for as long as an `async with` block lasts.
 
-        The block gets the `RemoteRegion` that names the memory; send its `to_bytes()` to the peer.
-        `Lease.view` has the bytes of the memory.
-        When the block has ended no access is possible any more: the peer's next access is refused,
-        which ends the connection.  So have the peer say when it is done.
+        `async with` returns the `RemoteRegion` that names the memory; send its `to_bytes()` to the
+        peer.  `Lease.view` gives access to the bytes.  When the block has ended, no access is
+        possible any more.  A later access of the peer is refused: by its own library with a
+        StaleRegionError, if that has been told in time; or by the adapter, and that ends the
+        connection.  So let the peer say when it is done.
 
         Args:
-            buf: A buffer, or a number of bytes for fresh memory; writable unless only for reading.
-                Or a part of the `Memory` that the connection shares, which is not registered anew;
-                `Memory` says what its leases are worth with which adapter.
+            buf: A buffer, or a number of bytes for new memory.  A buffer has to be writable, unless
+                the peer may only read.  Or a part of the `Memory` that the connection shares,
+                which is not registered again; `Memory` explains how well each adapter enforces
+                such a lease.
             read: The peer may read.
             write: The peer may write.
             atomic: The peer may use atomics; NotSupportedError on iWARP.
+            notes: The peer's writes with `imm` arrive as notes (`Lease.notes`), and not as
+                messages.  For memory that the peer may write to.
             timeout_s: Seconds after which the lease ends even if the block has not; None: never.
 
         Raises:
-            TypeError, ValueError: No buffer, no right at all, a time-out that is not positive, or a
-                part of other memory than that which the connection shares.
-            BufferError: The buffer is read-only, and not only for reading.
-            NotSupportedError: The adapter does not hold leases to their parts, and the peers are
-                not trusted with the rights.
-            ResourceBusyError: The part overlaps a part that is lent to another connection, and one
-                of both is for writing (when the block is entered).
-            OSError: The memory cannot be registered (when the block is entered).
+            TypeError, ValueError: `buf` is no buffer, no right is given, `timeout_s` is not
+                positive, the part belongs to memory that the connection does not share, or there
+                are to be notes of memory that the peer may not write to.
+            BufferError: The buffer is read-only, and the peer may not only read.
+            NotSupportedError: The adapter does not confine a lease to its part, and a right is not
+                in `trusted` of the `Memory`.  Or the connection is raw, and has no notes.
+            RdmaOSError: On entering the block: the part overlaps one that is lent to another
+                connection, and one of them is for writing.
+            OSError: On entering the block: the memory cannot be registered.
             ResourceClosedError, ConnectionLostError: The connection is over.
 
-        Cancellation: of the entry, nothing is exposed; of the exit, the lease ends all the same.
+        Cancellation: on entering the block, nothing is exposed; on leaving it, the lease ends all
+        the same.
         """
         self._check_loop()
         self._outcome.require_open()
-        return self._one_sided.lease(buf, timeout_s, read=read, write=write, atomic=atomic)
+        if notes and not write:
+            msg = "notes tell what the peer has written: they need write=True"
+            raise ValueError(msg)
+        if notes and self.config.raw:
+            text = "a raw connection has no notes: its peer's writes with imm arrive as messages"
+            raise NotSupportedError(errno.EOPNOTSUPP, text)
+        return self._one_sided.lease(
+            buf,
+            timeout_s,
+            read=read,
+            write=write,
+            atomic=atomic,
+            notes=self._notes if notes else None,
+        )
 
     async def flush(self) -> None:
         """Wait until every message sent so far has reached the peer's adapter.
 
-        Messages that have reached it count, although the connection has ended since.  If it ends
-        while a large message is under way, those behind that one are lost with it all the same.
+        It succeeds even if the connection has ended since, as long as all messages had arrived
+        before.  If the connection ends while a large message is in progress, the messages behind
+        that one are lost with it.
 
         Raises:
-            ConnectionLostError: It broke, or the peer closed it, before all of them had, as far as
-                this side's adapter was told.
-            ResourceClosedError: This side has closed it.
+            ConnectionLostError: The connection broke, or the peer closed it, before this side's
+                adapter was told that all messages have arrived.
+            ResourceClosedError: This side has closed the connection.
 
         Cancellation: ends the wait.
         """
         self._check_loop()
         if isinstance(self._outcome.cause, ResourceClosedError):
             raise self._outcome.failure()
-        await self._sender.flush()
+        await self._sender.flush(self._state.to_flush)
 
     async def send_eof(self) -> None:
-        """Send the end of this side's messages; messages of the peer are still received.
+        """Tell the peer that no more messages follow; this side can still receive.
 
-        The peer's `recv` raises ConnectionEndedError, and its `async for` ends, behind the messages
-        of this side; it can go on to send.  `close` ends the connection.  Returns when everything
-        has reached the peer's adapter, and the peer has read the large messages; the connection may
-        have ended since.  Idempotent.
+        After the last message, the peer's `recv` raises ConnectionEndedError, and its `async for`
+        ends.  The peer can go on sending; `close` ends the connection.  The call returns when
+        everything has reached the peer's adapter and the peer has read the large messages, even if
+        the connection has ended since.  Idempotent.
 
         Raises:
-            NotSupportedError: The connection is raw, and has no end of messages.
+            NotSupportedError: The connection is raw, and such a connection has no end of messages.
             ConnectionLostError: The connection broke before that.  If the peer has closed it in
-                good order, which may be before this call, only if messages had not arrived: the
-                peer has no use for their end.
-            ResourceClosedError: This side has closed it.
+                good order, perhaps even before this call, this is raised only if messages were
+                lost, and not because the peer no longer gets the end of messages.
+            ResourceClosedError: This side has closed the connection.
 
         A later `send` raises ResourceClosedError, and so does a `send` that waits in another task.
 
-        Cancellation: ends the wait; this side sends no more messages, and the end may be missing
-        until `close` sends it.
+        Cancellation: ends the wait.  This side sends no more messages, but the peer may not be told
+        before `close`.
         """
         self._check_loop()
         if self.config.raw:
             text = "a raw connection has no end of messages: close it"
             raise NotSupportedError(errno.EOPNOTSUPP, text)
         outcome = self._outcome
-        if outcome.closing or (self._goodbye.said is None and not outcome.left):
+        if outcome.closing or (self._goodbye.sends_before_end is None and not outcome.left):
             outcome.require_open()
         if outcome.cause is None:
             self._refuse_sends(eof_error)
@@ -746,12 +869,14 @@ class Connection(Uncopied):
         self._sender.refuse(failure)
         if self._own_large is not None:
             self._own_large.refuse(failure)
+        self._tell_senders(failure)
 
     async def close(self) -> None:
         """Close in good order: sent messages arrive, the peer sees the end, resources are freed.
 
-        Returns within `config.close_timeout_s` plus a few seconds, whatever the peer does.
-        Idempotent; a second call waits for the first.  Raises only RuntimeError, in a foreign loop.
+        It returns within `config.close_timeout_s` plus a few seconds, whatever the peer does.
+        Idempotent; a second call waits for the first.  The only exception it raises is
+        RuntimeError, if it is called in another event loop.
 
         Cancellation: becomes `abort()`; all resources are freed in any case.
         """
@@ -766,14 +891,20 @@ class Connection(Uncopied):
     def _begin_close(self) -> None:
         outcome = self._outcome
         if not outcome.decided:
-            outcome.closing = self._state.over = True
+            outcome.closing = True
+            self._state.advance("SHUT")
             self._refuse_sends(outcome.failure)
             self._receiver.drop_all()
             self._receiver.fail(outcome.failure)
+            self._end_notes(drop=True)
         self._begin_end()
 
+    def _end_notes(self, *, drop: bool = False) -> None:
+        if self._own_notes is not None:
+            self._own_notes.end(drop=drop)
+
     def _stop_receiving(self) -> None:
-        """End the messages, or requests, behind those that have arrived; refuse later requests."""
+        """Let the program receive what has arrived, but nothing more; refuse later requests."""
         if (exchange := self._receiver.exchange) is not None:
             exchange.served.stop()
         elif not self._outcome.decided:
@@ -782,30 +913,33 @@ class Connection(Uncopied):
     def abort(self) -> None:
         """End the connection at once; the peer sees it as lost.  `wait_closed()` waits for the end.
 
-        Messages that the adapter has been given still arrive, for `config.close_timeout_s` at most;
-        a large message that the peer has not read does not.
+        Messages that were posted to the adapter may still arrive, within `config.close_timeout_s`.
+        A large message that the peer has not read yet is lost.
 
         Raises:
             RuntimeError: The connection's event loop runs in another thread; nothing was done.
         """
         check_thread(self._link.loop, "connection")
-        self._outcome.closing = self._state.over = True
+        self._outcome.closing = True
+        self._state.advance("SHUT")
+        self._end_notes(drop=True)
         if not self._goodbye.abort() and self._outcome.cause is None:
-            self._state.post_chain()  # after an error the connection ends as well
+            self._state.post_chain()  # an error makes no difference: the connection ends anyway
             self._say_aborted()
             self._over(closed_error())
             self._receiver.drop_all()
 
     async def wait_closed(self) -> None:
-        """Wait until the connection is over and the adapter holds nothing of it.
+        """Wait until the connection is over and all its resources are freed.
 
         Cancellation: ends the wait.
         """
         await self._ending.wait()
 
     def is_closing(self) -> bool:
-        """Whether the connection is closed, closing or lost."""
-        return self._outcome.decided
+        """Whether the connection is being closed, or is closed or lost."""
+        outcome = self._outcome
+        return outcome.closing or outcome.cause is not None  # without a call: for each request
 
     async def __aenter__(self) -> Self:
         return self
@@ -815,18 +949,35 @@ class Connection(Uncopied):
             self.abort()
         await self.close()
 
+    # Objects that send over this connection among others (service/broadcast.py).
+
+    def _add_sender(self, sender: weakref.ref[EndWatcher]) -> None:
+        if self._senders is None:
+            self._senders = set()
+        self._senders.add(sender)
+
+    def _remove_sender(self, sender: weakref.ref[EndWatcher]) -> None:
+        if self._senders is not None:
+            self._senders.discard(sender)
+
+    def _tell_senders(self, failure: Callable[[], BaseException]) -> None:
+        senders, self._senders = self._senders, None
+        for reference in senders or ():
+            if (sender := reference()) is not None:
+                sender._on_end(self, failure())
+
     # Facts
 
     def events(self) -> ConnectionEvents:
-        """The events around the connection from now on, until it is closed.
+        """Iterate over what happens around the connection from now on, until it is closed.
 
-        An async iterator over events of the connection manager (`cm.ConnectionEvent`) and of the
-        device (`verbs.AsyncEvent`): a port that goes down or up, a changed address, the removal of
-        the device (`rdma_get_cm_event(3)`, `ibv_get_async_event(3)`).  They are for the program to
-        know; the end of the connection is handled without it.
+        The async iterator yields events of the connection manager (`cm.ConnectionEvent`) and of the
+        device (`verbs.DeviceEvents`): a port that goes down or up, a changed address, the removal
+        of the device (`rdma_get_cm_event(3)`, `ibv_get_async_event(3)`).  They are for information:
+        the library handles the end of the connection by itself.
 
         Raises:
-            RuntimeError: Not in the connection's event loop.
+            RuntimeError: This is not the connection's event loop.
         """
         self._check_loop()
         if self._events is None:
@@ -836,16 +987,16 @@ class Connection(Uncopied):
     @property
     def stats(self) -> ConnectionStats:
         """Counters of the connection, as they are now."""
-        state = self._state
-        return ConnectionStats(**{name: getattr(state, name) for name in COUNTERS})
+        return ConnectionStats(**self._state.counters)
 
     @property
     def cm_id(self) -> ConnectionId:
         """The connection id of the native layer.
 
-        It, `qp` and `pd` belong to the connection, which closes them: they are there to ask and to
-        change what the connection does not have a name for, such as `qp.query()`, the RNR timer, or
-        more memory and queue pairs in its protection domain.  They stay after its end, closed.
+        The connection owns `cm_id`, `qp` and `pd`, and closes them.  They give access to what the
+        connection has no method for, such as `qp.query()`, the RNR timer, or further memory and
+        queue pairs in its protection domain.  After the end of the connection they are still there,
+        but closed.
         """
         return self._link.cm_id
 
@@ -853,8 +1004,8 @@ class Connection(Uncopied):
     def qp(self) -> QueuePair:
         """The queue pair of the native layer; see `cm_id`.
 
-        Its places are counted by the connection, which posts in C: it takes no requests of the
-        program (`post_send`, `send` and the like raise ResourceBusyError).
+        The connection posts to it in C, and counts the free entries of its queues.  So a program
+        cannot post work requests: `post_send`, `send` and the like raise RdmaOSError.
         """
         return self._link.qp
 
@@ -862,23 +1013,30 @@ class Connection(Uncopied):
     def pd(self) -> ProtectionDomain:
         """The protection domain of the native layer; see `cm_id`.
 
-        Memory and further queue pairs of the program can be made in it; `expose` opens memory to
-        the peer.
+        The program can register memory and make queue pairs in it.  To expose memory to the peer,
+        use `expose`.
         """
         return self._link.pd
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """A fact about the connection, by `name`; `default` for a name that is unknown.
+        """Return information about the connection; `default` if `name` is unknown.
 
-        Names: `device`, `port`, `gid` (16 bytes), `gid_index` (in the port's table; asked of the
-        adapter, while the connection is open; None on iWARP), `link_layer`, `transport`, `mtu`
-        (bytes), `qpn`, `peer_qpn` (of the peer's queue pair; None on iWARP, which does not tell
-        it), `provider` (the kernel's driver), `peername` and `sockname` (host and port; of IPv6
-        also flow and scope, as with asyncio's sockets), `number` (of the connection, in the log and
-        in `aiordma.metrics`), `opened_at` (seconds since 1970, at the end of the handshake),
-        `backend` (always "rdma": there is no fallback), `large_messages_checked` (whether those
-        that this side receives are compared with a checksum of the peer's, see
-        `ConnectionConfig.check_large`).
+        The names are:
+
+        - `device`, `port`, `link_layer`, `transport`, `mtu` (bytes), and `provider` (the driver of
+          the kernel);
+        - `gid` (16 bytes) and `gid_index` (its index in the table of the port, which the adapter is
+          asked for while the connection is open; None on iWARP);
+        - `qpn` and `peer_qpn`: the numbers of the two queue pairs; the peer's is None on iWARP,
+          which does not transmit it;
+        - `peername` and `sockname`: host and port, and for IPv6 also flow and scope, as in asyncio;
+        - `key_id`: the name of the key by which both sides have proved themselves; None without
+          `config.keys`;
+        - `number`: the number of the connection in the log and in `aiordma.metrics`;
+        - `opened_at`: when the handshake ended, in seconds since 1970;
+        - `backend`: always "rdma", as there is no fallback;
+        - `large_messages_checked`: whether large messages that this side receives are compared with
+          a checksum of the peer, see `ConnectionConfig.check_large`.
         """
         if name == "gid_index" and "gid_index" not in self._facts:
             with contextlib.suppress(OSError, ResourceClosedError, ForkedError):
@@ -888,9 +1046,9 @@ class Connection(Uncopied):
 
     @property
     def _known(self) -> dict[str, Any]:
-        """The facts by name, found at the first use, or at the end, while there is a device."""
+        """All information by name.  Asks the device, at the first use or before it is closed."""
         if "device" not in self._facts:
-            # A device that is gone has no names, and a forked child has no device.
+            # A device that was removed cannot be asked, nor can any device in a forked child.
             with contextlib.suppress(OSError, ResourceClosedError, ForkedError):
                 found = self._link.describe()
                 found["peername"], found["sockname"] = self._ends or self._link.cm_id._ends()
@@ -905,18 +1063,20 @@ class Connection(Uncopied):
     @property
     def _stage(self) -> str:
         if self.is_closing():
-            return "closed" if self._ending.done else "closing"
+            ending = self._own_ending  # in any thread, so it is not made here
+            ended = self._link.closed if ending is None else ending.done
+            return "closed" if ended else "closing"
         return "open" if "opened_at" in self._facts else "connecting"
 
     @property
     def _broke_by(self) -> BaseException | None:
-        """The cause of its end, unless this side or the peer has closed it in good order."""
+        """The cause of the end, unless this side or the peer has closed it in good order."""
         cause = self._outcome.cause
         ended = self._receiver.ended and not isinstance(cause, ProtocolError)
         return None if ended or isinstance(cause, ResourceClosedError) else cause
 
     def _seen(self) -> dict[str, Any]:
-        """The connection as `aiordma.metrics` shows it; in any thread, without a call of C."""
+        """The connection as `aiordma.metrics` shows it.  In any thread, so without asking C."""
         return facts.seen(self._link, self._facts, self._stage, self._broke_by)
 
     def __repr__(self) -> str:
@@ -932,7 +1092,7 @@ class Connection(Uncopied):
 
         def end() -> None:
             link.close()
-            receiver.drop_all()  # no task can take these messages any more
+            receiver.drop_all()  # no task can receive these messages any more
 
         try:
             if not link.closed:
@@ -942,10 +1102,6 @@ class Connection(Uncopied):
 
     # Handshake: called by connect and accept
 
-    def _hello(self, private_data: bytes, room: int) -> bytes:
-        """This side's half of the handshake, as private data of at most `room` bytes."""
-        return self._link.common.hello(private_data, room)
-
     def _meet(
         self,
         hello: Hello | None,
@@ -953,20 +1109,17 @@ class Connection(Uncopied):
         peer: Address | None = None,
         ends: tuple[Address | None, Address | None] | None = None,
     ) -> None:
-        """Take the peer's half of the handshake: messages may be sent from now on.
+        """Process the peer's half of the handshake; messages may be sent from now on.
 
         Args:
-            hello: The peer's numbers; None of a raw connection.
-            reads: RDMA READs that the peer serves at a time.
+            hello: The peer's credits and sizes; None on a raw connection.
+            reads: How many RDMA READs the peer serves at a time.
             peer: The peer's address.
-            ends: Addresses of peer and this side, if both are known.
+            ends: The addresses of the peer and of this side, if both are known.
         """
         self._ends = ends or ()
-        # For `_seen` in another thread, which cannot ask C.
+        # `_seen` needs them, in any thread, and must not ask C.
         self._facts["peername"], self._facts["sockname"] = ends or (peer, None)
-        if hello is not None and hello.loop_id and peer is not None:
-            # With the address: a program of another host may have learned the number.
-            self._peer_loop = peer[0], hello.loop_id
         self._link.agree(hello)
         if hello is None:
             return
@@ -976,76 +1129,63 @@ class Connection(Uncopied):
             self._sender.room()
 
     def _opened(self, peer_qpn: int) -> None:
-        """Note that the handshake is done; `peer_qpn` is 0 where the peer does not tell it."""
+        """Record that the handshake is complete; `peer_qpn` is 0 if it is unknown."""
         link, known = self._link, self._facts
-        known["number"], known["opened_at"] = link.number, time.time()
+        known["number"], known["opened_at"] = link.cm_id.number, time.time()
         known["peer_qpn"] = peer_qpn or None
         link.note_opened(peer_qpn)
 
     def _greet(self) -> None:
-        """Send the first message, which iWARP demands of the connecting side."""
+        """Send the first frame.  On iWARP the client has to send before the server may."""
         self._sender.control(FrameKind.CREDIT)
         self._watch(late=False)
 
     def _watch(self, *, late: bool = True) -> None:
-        """Begin to notice silence; not before the first message may be sent.
+        """Start the keepalive, once the first message may be sent.
 
         Args:
-            late: Whether the peer, which has connected, asks for signs of life first.
+            late: Whether to leave the first PING to the peer.  True for the listener's side, so
+                that only one of the two sides asks.
         """
-        if self._first_look is None and self._outcome.cause is None:
-            wheel, self._late = self._link.common.wheel, late
-            self._first_look = 0 if wheel is None else wheel.begin(self)
-            background.deliver_at_end(self._link.loop, self)
-
-    def _look(self, tick: int) -> None:
-        """Make the keepalive, which has the later looks: many connections live for less."""
-        link, late, first = self._link, self._late, self._first_look
-        if first and link.common.wheel is not None:
-            name = _RAW_SILENCE if self.config.raw else _SILENCE
-            silence, peer, self._first_look = link.plan.silence, self._peer_loop, 0
-            self._keepalive = Keepalive(link.loop, *silence, name, late=late, peer_loop=peer)
-            self._keepalive.take_over(self, link.common.wheel, first, tick)
+        if self._keepalive is None and self._outcome.cause is None:
+            link, name = self._link, _RAW_SILENCE if self.config.raw else _SILENCE
+            common = link.common
+            self._keepalive = Keepalive(link.loop, *common.plan.silence, name, late=late)
+            self._keepalive.start(self, common.wheel)
+            background.deliver_at_end(link.loop, self)
 
     def _was_alive(self) -> bool:
-        alive, self._state.alive = self._state.alive, False
-        return alive
-
-    def _show_life_to(self, group: bytearray | None) -> None:
-        self._state.show_life_to(group)
+        return self._state.was_alive()
 
     def _on_interval(self, *, silent: bool) -> None:
         if not silent or self.config.raw:
             return
-        if self._state.asking:
+        code = self._state.ask_life()
+        if code is None:
             self._link.note("hears nothing from the peer, which was asked")
         else:
-            self._state.asking = True
-            self._sender.control(FrameKind.PING)
+            self._sender.posted(code)
 
     def _give_up(self, cause: BaseException) -> None:
         self._link.fail(cause)
 
     def _await_greeting(self) -> asyncio.Future[None]:
-        """A future that ends with the client's first message; made before the answer."""
+        """A future that ends with the client's first frame.  To be made before accepting."""
         self._established = self._link.loop.create_future()
-        self._established.add_done_callback(self._greeted)
         return self._established
-
-    def _greeted(self, future: asyncio.Future[None]) -> None:
-        self._established = None
-        if not future.cancelled():
-            future.exception()  # no task may wait any more, and asyncio would log it
 
     def _check_loop(self) -> None:
         if self._link.forked:
             raise fork.forked_error("connection")
         check_loop(self._link.loop, "connection")
 
-    # From the parts
+    # Called by the parts
 
     def _on_events(self, events: int) -> None:
-        """Act on the events that C leaves to Python, at the end of a drain."""
+        """Handle the events that C leaves to Python, at the end of a drain."""
+        if events == EVENT_NOTED and self._own_notes is not None:  # the frequent one, mostly alone
+            self._own_notes.distribute(resume=True)
+            return
         if events & EVENT_FRAMES:
             self._on_frames()
         if events & EVENT_ROOM:
@@ -1053,31 +1193,41 @@ class Connection(Uncopied):
         if events & EVENT_SENT:
             self._sender.sent()
         if events & EVENT_FAILED:
-            self._link.check(self._state.error)
-            # No violation while ABORT is on its way: an answer to a message that was given up.
-            if (wrong := self._state.wrong)[0] and self._outcome.cause is None:
+            code, _, wrong = self._state.failure
+            self._link.check(code)
+            # Once this side has sent ABORT, a violation no longer counts: the peer may be answering
+            # a message that was given up.
+            if wrong is not None and self._outcome.cause is None:
                 self._link.fail(violation(*wrong))
         if events & EVENT_IDLE:
             self._link.came_back()
         if self._state.has_pending:
-            self._sender.attend()
+            self._sender.fit_listening()
+        if events & EVENT_NOTED and self._own_notes is not None:
+            self._own_notes.distribute(resume=True)  # last, because it may resume tasks
 
     def _on_frames(self) -> None:
         state, receiver = self._state, self._receiver
-        if self._established is not None and state.said:  # by the first frame of the client
+        if (greeting := self._established) is not None and state.said:
+            # The first frame of the client is here.
             self._link.cm_id.notify_established()
             self._watch()
-            if not self._established.done():
-                self._established.set_result(None)
-        if (fetcher := receiver.fetcher) is not None:
-            for number in self._link.take_reads():
-                fetcher.on_read(number)
+            self._established = None  # now: C tells again what an exception has cut short
+            if not greeting.done():
+                greeting.set_result(None)
+        if (one_sided := self._own_one_sided) is not None and state.knows_peer:
+            one_sided.identified()
+        reads, freed, landing, stage = state.take_news()
+        for number in reads:
+            self._link.read_completed()
+            if receiver.fetcher is not None:
+                receiver.fetcher.on_read(number)
         if state.grows and not state.unused:
             receiver.window.grow()
-        for slot in state.take_freed():
+        for slot in freed:
             receiver.window.back(slot)
-        if (state.landing_wanted or state.peer_landing) and self._outcome.cause is None:
-            self._large.landings.look()
+        if (landing or stage) and self._outcome.cause is None:
+            self._large.landings.provide(landing, stage)
         if state.large:
             receiver.window.take_announcements(self._announce)
         while (done := state.next_done()) is not None:
@@ -1087,9 +1237,11 @@ class Connection(Uncopied):
             if not (self._receiver.ended or self._outcome.closing):
                 self._link.note("the peer has closed")
             self._receiver.end(ended_error)
+            self._end_notes()
         if self._outcome.cause is None and state.said & 1 << FrameKind.ABORT:
-            error = aborted_error(state.peer_reason)
-            if state.peer_reason and VIOLATIONS.may_log(self._facts["peername"]):
+            reason = state.argument(FrameKind.ABORT)
+            error = aborted_error(reason)
+            if reason and VIOLATIONS.may_log(self._facts["peername"]):
                 _log.warning("connection with %s: %s", self._link.peer_name(), error.args[1])
             self._over(error)
 
@@ -1113,41 +1265,42 @@ class Connection(Uncopied):
         if event.type in _NO_END:
             return True
         self._link.completions.sweep()
-        self._take_first()
+        self._process_earlier_frames()
         self._on_events(EVENT_ROOM | EVENT_FAILED)
         self._ending.peer_left()
         if not self._outcome.closing:
             if event.type == EventType.DISCONNECTED and not self.config.raw:
-                self._gone(vanished_error())  # END or ABORT would have arrived before it
+                # END or ABORT would have arrived before the disconnection.
+                self._lost(vanished_error())
             else:
-                self._gone(cm_error(event.type.name, event.status, event.private_data))
-        # True takes the event: the channel, which all connections share, would keep it otherwise.
-        # A step of the handshake that waits for the event gets it all the same.
+                self._lost(cm_error(event.type.name, event.status, event.private_data))
+        # True: do not queue the event for a reader of the channel, which all connections share.  A
+        # step of the handshake that waits for this event gets it all the same.
         return True
 
     def _on_failed(self) -> None:
         failure = self._link.failure
         assert failure is not None
-        if self._keepalive is not None:
-            self._keepalive.failed()
         self._ending.wake()
         if not isinstance(failure, ProtocolError):
-            self._take_first()
-        self._gone(failure)
+            self._process_earlier_frames()
+        self._lost(failure)
 
-    def _take_first(self) -> None:
-        """Act on what came before the end, which a drain or a sweep tells only after failures."""
+    def _process_earlier_frames(self) -> None:
+        """Handle frames that arrived before a failure, but are reported only after it."""
         self._on_events(EVENT_FRAMES | EVENT_SENT)
+        if self._own_notes is not None:
+            self._own_notes.distribute(resume=False)
 
-    def _gone(self, error: BaseException) -> None:
-        """End the connection, which the adapter has lost; after END the peer has closed it."""
+    def _lost(self, error: BaseException) -> None:
+        """End the connection for a disconnection or failure; after END, the peer has closed it."""
         if self._receiver.ended and not isinstance(error, (ProtocolError, DeviceRemovedError)):
             error = left_error()
         self._over(error)
 
     def _say_aborted(self, reason: int = AbortReason.PROGRAM) -> bool:
-        """Send ABORT, when a slot is free; False if the connection is raw, or not open."""
-        if self.config.raw or self._first_look is None or self._outcome.cause is not None:
+        """Send ABORT as soon as a slot is free; False if the connection is raw, or not open."""
+        if self.config.raw or self._keepalive is None or self._outcome.cause is not None:
             return False
         self._sender.control(FrameKind.ABORT, reason)
         return True
@@ -1160,19 +1313,19 @@ class Connection(Uncopied):
         return True
 
     async def _deliver(self) -> None:
-        """Wait until posted messages have arrived; the loop ends, and no END or ABORT is sent."""
+        """Wait until posted messages have arrived, as the loop is ending; sends no END or ABORT."""
         await self._goodbye.deliver()
 
     # End
 
     def _end(self) -> None:
         if self._ends is not None:
-            _ = self._known  # while there is a device to ask
+            _ = self._known  # ask the device while it is still open
         self._over(closed_error())
         self._sender.settle()
 
     def _over(self, cause: BaseException) -> None:
-        """Note the first cause of the end, and have all calls raise it."""
+        """Record the first cause of the end, and have all calls raise it from now on."""
         outcome = self._outcome
         if outcome.cause is not None:
             return
@@ -1180,23 +1333,29 @@ class Connection(Uncopied):
         if "opened_at" in self._facts and self._broke_by is not None:
             tally.count("connections_lost")
         self._link.note("ends: %s", reason_of(cause))
-        self._state.over = True
-        if self._established is not None and not self._established.done():
-            self._established.set_exception(outcome.failure())
-            self._ending.met = False  # the end waits for no answer of this client
+        self._state.advance("SHUT")
+        greeting, self._established = self._established, None
+        if greeting is not None and not greeting.done():
+            greeting.set_exception(outcome.failure())
+            greeting.exception()  # otherwise asyncio logs it, if no task waits any more
+            # The client has never sent a frame: do not wait for its answer to the disconnection.
+            self._ending.met = False
         self._sender.fail(outcome.failure)
         if self._link.failure is not None or isinstance(cause, ResourceClosedError):
             self._sender.settle()
         if self._own_large is not None:
             self._own_large.fail(outcome.failure)
         self._receiver.fail(outcome.failure)
+        self._end_notes()
         if self._own_one_sided is not None:
             self._own_one_sided.operations.explained()
+            self._own_one_sided.identified()
+        self._tell_senders(outcome.failure)
         self._begin_end()
 
     def _begin_end(self) -> None:
-        leave = functools.partial(self._goodbye.leave, self._drained, self._end)
-        self._ending.begin(LastSteps(leave, self._stop_parts, self._end))
+        say_goodbye = functools.partial(self._goodbye.say, self._drained, self._end)
+        self._ending.begin(LastSteps(say_goodbye, self._stop_parts, self._end))
 
     async def _drained(self) -> None:
         if self._own_large is not None:
@@ -1209,13 +1368,11 @@ class Connection(Uncopied):
     def _stop(self) -> list[asyncio.Task[None]]:
         if self._keepalive is not None:
             self._keepalive.stop()
-        elif self._first_look and (wheel := self._link.common.wheel) is not None:
-            wheel.discard(self, self._first_look)
         return [] if self._own_large is None else self._own_large.stop()
 
-    def _part(self) -> None:
-        """Drop the references to this: everything was closed."""
-        self._state.handler = None
-        self._receiver.part()
+    def _drop_references(self) -> None:
+        """Remove the references of the parts to this object, because everything is closed."""
+        self._state.set_handler(None)
+        self._receiver.drop_references()
         vars(self).pop("send", None)
         self._stop()

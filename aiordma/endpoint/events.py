@@ -1,7 +1,8 @@
-"""The events around a connection, as an async iterator: its own and those of its device.
+"""Events of a connection and of its device, as an async iterator.
 
-The connection subscribes to the device's events with its first iterator, until it is closed.  Its
-iterators get the events of its port and its queue pair, and those of the whole device.
+A connection subscribes to the events of its device when the first iterator is made, and stays
+subscribed until it is closed.  Its iterators get the events of its port, of its queue pair and
+completion queue, and of the device as a whole.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from aiordma.verbs.enums import AsyncEventType
 
 __all__ = ["ConnectionEvents", "EventHub"]
 
-# Events of a queue; all others are of a port or of the device.
+# Events that concern one queue pair or queue; all others concern a port or the whole device.
 _OF_A_QUEUE = frozenset({
     AsyncEventType.CQ_ERR, AsyncEventType.QP_FATAL, AsyncEventType.QP_REQ_ERR,
     AsyncEventType.QP_ACCESS_ERR, AsyncEventType.COMM_EST, AsyncEventType.SQ_DRAINED,
@@ -36,7 +37,7 @@ _OF_A_QUEUE = frozenset({
 
 
 class EventHub:
-    """The open iterators of one connection; made with the first."""
+    """The open iterators of one connection; made together with the first of them."""
 
     __slots__ = ("_elements", "_ended", "_iterators", "_loop", "_port", "_unsubscribe")
 
@@ -44,21 +45,21 @@ class EventHub:
         self._iterators: weakref.WeakSet[ConnectionEvents] = weakref.WeakSet()
         self._unsubscribe: Callable[[], None] | None = None
         self._ended = link.closed
-        # Copies, and not the link: the device's reader holds this object, and would keep a
-        # connection that its program has forgotten.
+        # Keep what is needed of the link, and not the link itself: the device's reader refers to
+        # this object, and would keep alive a connection that nothing else refers to.
         self._loop = link.loop
         if self._ended:
             return
         self._port = link.cm_id.port_num
         queues = (link.qp, link.qp.send_cq)
         self._elements = {int(ffi.cast("uintptr_t", queue._handle)) for queue in queues}
-        # Without a device the events of the connection manager are enough.
+        # If the device is gone, only the events of the connection manager are left.
         with contextlib.suppress(DeviceRemovedError):
             self._unsubscribe = subscribe(link.context, self._on_device_event)
         link.at_close(self.end)
 
     def open(self) -> ConnectionEvents:
-        """A new iterator over the events from now on."""
+        """Make an iterator over the events from now on."""
         iterator = ConnectionEvents(self._loop)
         if self._ended:
             iterator._end()
@@ -75,12 +76,12 @@ class EventHub:
             self.publish(event)
 
     def publish(self, event: ConnectionEvent | AsyncEvent) -> None:
-        """Give an event to each iterator."""
+        """Pass an event to every iterator."""
         for iterator in self._iterators:
             iterator._put(event)
 
     def end(self) -> None:
-        """End the iterators: the connection is closed."""
+        """End all iterators, because the connection is closed."""
         self._ended = True
         if self._unsubscribe is not None:
             self._unsubscribe()
@@ -93,9 +94,9 @@ class ConnectionEvents(Uncopied):
     """Async iterator over the events of a connection, from `Connection.events()`.
 
     Yields a `cm.ConnectionEvent` for each event of the connection manager (DISCONNECTED,
-    DEVICE_REMOVAL, ADDR_CHANGE, ...) and a `verbs.AsyncEvent` for each event of the device
-    (PORT_ERR, PORT_ACTIVE, GID_CHANGE, DEVICE_FATAL, ...).  None of them needs an acknowledgement,
-    or an answer: a connection ends without this iterator.
+    DEVICE_REMOVAL, ADDR_CHANGE, ...) and an event of `verbs.DeviceEvents` for each event of the
+    device (PORT_ERR, PORT_ACTIVE, GID_CHANGE, DEVICE_FATAL, ...).  They need neither an
+    acknowledgement nor a reaction: the library handles the end of a connection by itself.
     """
 
     __slots__ = ("__weakref__", "_closed", "_loop", "_queue", "_ready")
@@ -116,10 +117,10 @@ class ConnectionEvents(Uncopied):
         return self
 
     async def __anext__(self) -> ConnectionEvent | AsyncEvent:
-        """The next event; the end when the connection is closed and all were returned.
+        """The next event; the iteration ends when the connection is closed and none is left.
 
         Raises:
-            RuntimeError: Not in the connection's event loop.
+            RuntimeError: This is not the connection's event loop.
 
         Cancellation: safe; no event is lost.
         """

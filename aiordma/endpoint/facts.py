@@ -1,4 +1,4 @@
-"""A connection as others see it: in a snapshot of `aiordma.metrics`, and in a line."""
+"""Descriptions of a connection: for `aiordma.metrics`, and for `repr`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 from aiordma.endpoint.link import Link
 from aiordma.link.adapter_side import reason_of
-from aiordma.link.tally import COUNTERS
 
 __all__ = ["line", "seen"]
 
@@ -15,13 +14,13 @@ __all__ = ["line", "seen"]
 def seen(
     link: Link, facts: Mapping[str, Any], stage: str, cause: BaseException | None
 ) -> dict[str, Any]:
-    """The connection as `aiordma.metrics` shows it; in any thread, without a call of C.
+    """The connection as `aiordma.metrics` shows it.  In any thread, so without asking the adapter.
 
     Args:
-        link: The adapter's side.
-        facts: What is known by name.
-        stage: Where it is in its life.
-        cause: What it broke by.
+        link: The adapter's side of the connection.
+        facts: What `Connection.get_extra_info` knows.
+        stage: "connecting", "open", "closing" or "closed".
+        cause: Why the connection broke, if it did.
     """
     state = link.state
     receive_slots, send_slots = link.slots.counts
@@ -32,7 +31,7 @@ def seen(
         "device": link.context.name,
         "qpn": link.qp.num,
         "cause": None if cause is None else reason_of(cause),
-        **{name: getattr(state, name) for name in COUNTERS},
+        **state.counters,
         "waiting_to_be_received": state.arrived,
         "waiting_to_be_sent": state.queued,
         "under_way": max(0, link.under_way),
@@ -44,7 +43,7 @@ def seen(
 
 
 def line(number: int, facts: Mapping[str, Any], stage: str, cause: BaseException | None) -> str:
-    """The connection in a line, as `repr` shows it; the arguments are as above."""
+    """The connection in one line, for `repr`; the arguments are those of `seen`."""
     why = "" if cause is None else f" cause={type(cause).__name__}: {reason_of(cause)}"
     return (
         f"<Connection #{number} {stage} peer={facts.get('peername')} "

@@ -1,14 +1,20 @@
-"""Lease: memory of this side that the peer may use for as long as a block lasts.
+"""A lease: memory of this side that the peer may access for as long as a block lasts.
 
 Theory of operation
-    The memory is registered with the rights of the lease, and the queue pair allows them while a
-    lease needs them.  When the lease ends, the region is deregistered: its key is dead, and an
-    access that comes too late is refused by the adapter.  Such a refusal ends the connection of
-    that peer and no other: keys belong to a protection domain, and each connection has its own.
+    The memory is registered with the rights of the lease, and the queue pair allows these rights as
+    long as any lease needs them.  When the lease ends, the region is deregistered and its key is
+    invalid, so the adapter refuses an access that comes too late.  Such a refusal ends the
+    connection of that peer and no other, because keys belong to a protection domain and each
+    connection has its own.
 
-    Memory windows need no registration for each lease.  They are used for parts of a `Memory` alone
-    (`memory.shared`): Soft-RoCE does not enforce their bounds (docs/surprises.md), so that a lease
-    of a part opens the whole.
+    The name of the memory says whose it is (`Link.expose`).  So the peer refuses a name of an
+    earlier life of this program by itself, and is told of the end of a lease, so that it refuses
+    that name, too.  Both spare it the connection; they replace nothing that the adapter does.
+
+    With memory windows a lease would not need a registration.  But Soft-RoCE does not enforce the
+    bounds of a window (docs/surprises.md), so a lease of a part gives access to the whole region.
+    Therefore windows are used only for parts of a `Memory` (`memory.shared`), whose documentation
+    says so.
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from aiordma.arguments import check_seconds
 from aiordma.endpoint.link import Link
+from aiordma.endpoint.notes import NoteBook, Notes
 from aiordma.endpoint.outcome import Outcome
 from aiordma.errors import NotSupportedError, ResourceClosedError
 from aiordma.logs import log_of
@@ -39,20 +46,22 @@ __all__ = ["Lease", "rights_of"]
 _log = log_of("memory")
 _WRITES = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 _NO_AWAIT = "a lease lasts as long as a block: `async with connection.expose(...) as region`"
+#: How long `revoke` waits for the deregistration, in seconds, and how much longer for each object
+#: that a worker thread has to destroy before: a program may end thousands of leases at once.
 _REVOKE_S = 30.0
-#: Seconds more for each destroy that stands before the lease's: programs end thousands at once.
 _EACH_S = 0.05
 
 
 def rights_of(
     context: Context, buf: Any, *, read: bool, write: bool, atomic: bool, timeout_s: float | None
 ) -> Access:
-    """The rights that a lease gives to the peer; `Connection.expose` has the arguments.
+    """Check the arguments of `Connection.expose`, and return the rights that the peer gets.
 
     Raises:
-        TypeError, ValueError: No buffer, no right at all, or a time-out that is not positive.
-        BufferError: The buffer is read-only, and not only for reading.
-        NotSupportedError: Atomics on a device that has none, as all of iWARP.
+        TypeError, ValueError: `buf` is no buffer, no right is given, or `timeout_s` is not
+            positive.
+        BufferError: The buffer is read-only, and the peer may not only read.
+        NotSupportedError: The device has no atomics, as no iWARP device has.
     """
     rights = Access(0)
     for wanted, right in (
@@ -66,7 +75,7 @@ def rights_of(
         msg = "say what the peer may do: read, write or atomic"
         raise ValueError(msg)
     check_seconds("timeout_s", timeout_s)
-    if not isinstance(buf, SGE):  # of a Memory, which has rules of its own
+    if not isinstance(buf, SGE):  # a part of a Memory, which has checks of its own
         check_memory(buf, rights)
     if atomic and (context.is_iwarp or context.attributes.atomic_cap == AtomicCap.NONE):
         text = f"{context.name} has no atomic operations"
@@ -75,9 +84,10 @@ def rights_of(
 
 
 class Lease(Uncopied):
-    """The result of `Connection.expose`; an async context manager.
+    """The result of `Connection.expose`, an async context manager.
 
-    While the block lasts, `region` names the memory for the peer, and `view` has its bytes.
+    While the block lasts, `region` is the name of the memory to send to the peer, and `view` gives
+    access to its bytes.
     """
 
     __slots__ = (
@@ -86,6 +96,7 @@ class Lease(Uncopied):
         "_lend",
         "_link",
         "_memory",
+        "_notes",
         "_open",
         "_outcome",
         "_region",
@@ -108,11 +119,12 @@ class Lease(Uncopied):
         self,
         link: Link,
         outcome: Outcome,
-        memory: set[MemoryRegion | LentPart],
+        memory: dict[MemoryRegion | LentPart, None],
         buffer: Any,
         rights: Access,
         timeout: float | None,
         lend: Callable[[SGE, Access], Awaitable[LentPart]] | None = None,
+        notes: NoteBook | None = None,
     ) -> None:
         self._region: RemoteRegion | None = None
         self._link = link
@@ -125,17 +137,18 @@ class Lease(Uncopied):
         self._timer: asyncio.TimerHandle | None = None
         self._open: MemoryRegion | LentPart | None = None
         self._revoking: asyncio.Task[None] | None = None
-        self._waiting = 0  # calls of `revoke` that will raise an error of the deregistration
+        self._notes: Notes | None = None if notes is None else Notes(notes)
+        self._waiting = 0  # calls of `revoke` in progress, which raise if deregistration fails
         fork.guard_public(self)
 
     @property
     def region(self) -> RemoteRegion | None:
-        """The name of the memory for the peer while it is open; None before, and at the end."""
+        """The name of the memory to send to the peer; None before and after the block."""
         return None if self._link.closed else self._region
 
     @property
     def view(self) -> memoryview:
-        """The bytes of the memory, as they are now; read-only if the buffer is.
+        """A view of the memory; read-only if the buffer is.
 
         Raises:
             ResourceClosedError: The lease is not open, or has ended.
@@ -146,6 +159,29 @@ class Lease(Uncopied):
             raise ResourceClosedError(msg)
         with self._outcome.explaining():
             return self._open.view
+
+    def notes(self) -> Notes:
+        """Iterate over the notes of the peer's writes to the memory, until the lease ends.
+
+        For a lease that was made with `expose(..., notes=True)`.  The peer's
+        `write(region, data, imm=number)` then arrives here as a `Note`, when the data are in their
+        place, and in the order of its writes; not as a message.  A write without `imm` sends no
+        note.
+
+        There is one reader, and each call returns the same iterator.  Until a note is read, it
+        takes the place of a message: a program that reads no notes has its peer wait, with
+        messages, too.  So read them in a task of their own.
+
+        Returns:
+            An async iterator.  It ends with the lease, and drops notes that were not read then.
+
+        Raises:
+            ValueError: The lease is without notes.
+        """
+        if self._notes is None:
+            msg = "the lease has no notes: expose the memory with notes=True"
+            raise ValueError(msg)
+        return self._notes
 
     async def __aenter__(self) -> RemoteRegion:
         check_loop(self._link.loop, "lease")
@@ -159,14 +195,20 @@ class Lease(Uncopied):
         else:
             access = self._rights
             if access & _WRITES:
-                access |= Access.LOCAL_WRITE  # the device demands it
+                access |= Access.LOCAL_WRITE  # remote write access requires it
             with self._outcome.explaining():
                 opened = await self._link.register(buffer, access)
         self._open = opened
-        self._memory.add(opened)
+        self._memory[opened] = None
         self._link.open_access(self._rights)
-        region = RemoteRegion(opened.addr, opened.length, opened.rkey, self._rights)
+        owner, generation = self._link.expose()
+        noted = self._notes is not None
+        region = RemoteRegion(
+            opened.addr, opened.length, opened.rkey, self._rights, owner, generation, noted
+        )
         self._region = region
+        if self._notes is not None:
+            self._notes.begin(self, region)
         if self._timeout is not None:
             self._timer = self._link.loop.call_later(self._timeout, self._begin)
         return region
@@ -181,16 +223,20 @@ class Lease(Uncopied):
         """Never called: there is no `with` block."""
 
     def _begin(self) -> None:
-        """Begin to end the lease, once; no cancellation stops the end."""
+        """Begin to end the lease, once; it then ends even if the task is canceled."""
         opened, self._open = self._open, None
         if opened is None:
             return
-        self._region = None
+        region, self._region = self._region, None
+        if self._notes is not None and region is not None:
+            self._notes.end(region)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if region is not None:
+            self._link.revoke(region.generation)
         opened.close()
-        self._memory.discard(opened)
+        self._memory.pop(opened, None)
         wait = functools.partial(opened.wait_closed, _REVOKE_S + _EACH_S * reaper.unfinished)
         self._revoking = background.start(self._link.loop, wait)
         if self._revoking is None:  # the loop is ending, and the connection with it
@@ -199,21 +245,23 @@ class Lease(Uncopied):
             self._revoking.add_done_callback(self._revoked)
 
     def _revoked(self, task: asyncio.Task[None]) -> None:
-        # Not before: without the rights the adapter would refuse an access that is under way.
+        # Not earlier: without the rights, the adapter would refuse an access that is in progress.
         self._link.close_access(self._rights)
         if not task.cancelled() and (error := task.exception()) and not self._waiting:
             _log.warning("the memory of a lease is still registered: %r", error)
 
     async def revoke(self) -> None:
-        """End the lease now; returns when no access is possible any more.  Idempotent.
+        """End the lease now, and wait until no access is possible any more.  Idempotent.
 
-        Of a part of a `Memory` on an adapter without windows the peer can go on to use the key.
+        One exception: if a part of a `Memory` was leased on an adapter without windows, the peer
+        can still use the key afterwards.
 
         Raises:
-            TimeoutError: The adapter has not let go of the memory within 30 seconds, and 50 ms more
-                for each object of the process whose destruction was begun before; it goes on.
-            OSError: The adapter refused to deregister it.
-            RuntimeError: Not in the connection's event loop; nothing was done.
+            TimeoutError: The memory could not be deregistered within 30 seconds, plus 50 ms for
+                each object of the process that has to be destroyed before.  The attempt goes on in
+                the background.
+            OSError: The adapter refused to deregister the memory.
+            RuntimeError: This is not the connection's event loop; nothing was done.
 
         Cancellation: ends the wait; the lease ends all the same.
         """

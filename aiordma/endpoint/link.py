@@ -1,23 +1,25 @@
-"""Link: the adapter's side of a connection: queue pair, completion queue, slots, and their end.
+"""Link: the adapter's side of a connection: queue pair, completion queue and slots.
 
 Theory of operation
-    The sub-index of a wr_id names the request: 0x8000 + n is receive slot n, 0x5000 + n is
-    operation n of the program, 0x4000 + n is RDMA read n of a large message, and n alone send slot
-    n.  C takes the completions of the frequent cases (`MessageState`).  The link takes the others,
-    calls its owner for them, and reports a failure once; see `link.adapter_side`.
+    16 bits of each wr_id say what the work request is for: n is send slot n, 0x4000 + n is RDMA
+    READ n of a large message, 0x5000 + n is operation n of the program, and 0x8000 + n is receive
+    slot n.  C handles the completions of the common cases (`MessageState`).  The link handles the
+    others, passes them to its owner, and reports a failure once; see `link.adapter_side`.
 
-    Slots lie in arenas that outlive the queue pair by construction (Resource).  `endpoint.slots`
-    decides whether slots and completion queue are shared; `link.buffers` has the memory of large
-    messages.  `Landings` is the memory that the peer writes messages to (`endpoint.large`).
+    The memory of the slots cannot be freed before the queue pair, because a `Resource` keeps what
+    it was made from.  `endpoint.slots` decides whether slots and completion queue are shared,
+    `link.buffers` has the memory of large messages that are fetched, and `endpoint.large.landings`
+    the memory that the peer writes messages to.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from aiordma._core import (
+    SUB_NOTED,
     SUB_OPERATE,
     SUB_READ,
     SUB_RECV,
@@ -30,21 +32,19 @@ from aiordma._ffi import ffi
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.endpoint.config import (
     COPIED_BYTES,
-    LANDING_SIZES,
     ConnectionConfig,
     Plan,
     plan_of,
 )
 from aiordma.endpoint.outcome import closed_error
 from aiordma.endpoint.slots import Common, Slots
-from aiordma.endpoint.wire import Hello
+from aiordma.endpoint.wire import NUMBERS_MESSAGES, Hello
 from aiordma.errors import os_error
 from aiordma.link.adapter_side import AdapterSide, Closing, Owner
 from aiordma.link.buffers import Buffers
 from aiordma.logs import Log, log_of
 from aiordma.loop.workers import call_blocking
-from aiordma.memory.byte_budget import AHEAD, PROCESS_BUDGET, ByteBudget
-from aiordma.memory.elastic import ElasticArena
+from aiordma.memory.governor import PROCESS, Budget
 from aiordma.memory.large_memory import DEREGISTER_S
 from aiordma.memory.shared import Memory, Sharer
 from aiordma.verbs.enums import Access, QPAttrMask, SendFlags
@@ -53,23 +53,22 @@ from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QueuePair
 from aiordma.verbs.wc import WCRecord
 
-__all__ = ["Landings", "Link", "lent", "memory_log"]
+__all__ = ["Link", "lent", "memory_log"]
 
-#: Of memory that comes with traffic.
+#: The log of memory that connections get as their traffic requires.
 memory_log: Log = log_of("memory")
 
 _SIGNALED = int(SendFlags.SIGNALED)
 _SOLICITED = int(SendFlags.SOLICITED)
-#: Messages that a raw connection may send.
+#: The credits of a raw connection, whose peer knows none.
 _UNLIMITED = 1 << 60
-_LANDS = Access.LOCAL_WRITE | Access.REMOTE_WRITE
 
 
 def lent(view: memoryview) -> memoryview | Loan:
-    """The object that keeps the bytes of `view` while the adapter reads them, after a send, too.
+    """An object that keeps the bytes of `view` alive while the adapter reads them.
 
-    A message lends its bytes: the program can release the message, and the memory is free when the
-    last loan has ended.
+    For bytes of a received message this is a loan: the program may release the message meanwhile,
+    and its memory is freed when the last loan has ended.
     """
     owner = view.obj
     if isinstance(owner, Message) and not owner._released:
@@ -80,49 +79,52 @@ def lent(view: memoryview) -> memoryview | Loan:
 def _create_qp(
     cm_id: ConnectionId, pd: ProtectionDomain, slots: Slots, common: Common
 ) -> QueuePair:
-    """The queue pair, with room for inline messages where the adapter has it."""
+    """Make the queue pair, with room for inline messages if the adapter supports that."""
     memory, cq = (slots.first,), slots.completions.cq
     try:
         return cm_id.create_qp(pd, common.attributes, memory, cq, common.expected)
     except OSError:
         if not common.attributes.max_inline_data:
             raise
-    # An adapter does not say how much it takes, and refuses a larger value.
+    # An adapter does not say how many inline bytes it supports; it refuses a larger value.
     qp = cm_id.create_qp(pd, common.without_inline, memory, cq, common.expected)
     common.attributes = common.without_inline
     return qp
 
 
 class LinkOwner(Owner, Sharer, Protocol):
-    """A connection, as its link sees it."""
+    """What a link needs of its connection."""
 
     def _on_sent(self, slot: int) -> None:
-        """The adapter is done with a send slot that C has left to Python."""
+        """Handle the completion of a send whose slot may have to leave for the pool."""
 
     def _on_ended(self, number: int, record: WCRecord) -> None:
-        """An operation of the program has failed, or completed behind a failure."""
+        """Handle an operation of the program that failed, or completed after a failure."""
 
     def _on_unexplained(self) -> None:
-        """The posted requests are flushed, and the reason is not known yet; called once."""
+        """Called once, if work requests are flushed and the reason is not known yet."""
 
     def _last_word(self, cause: BaseException) -> bool:
-        """Post ABORT to the peer, for a failure that this side has found; whether it was posted.
+        """Post ABORT for a failure that this side has found; return whether that was possible.
 
         Called once.
         """
 
+    def _drop_references(self) -> None:
+        """Called once, when everything is closed: nothing refers to the owner from now on."""
+
 
 class Link(AdapterSide):
-    """The queue pair of one connection of messages and its resources.
+    """The queue pair of one connection, and the resources that belong to it.
 
-    Made by `open`; `start` begins to receive.
+    It is made by `open`; `start` begins to receive.
 
     Attributes:
-        common: The objects that it shares with the other connections of its configuration.
-        state: Messages, credits and operations.
-        slots: Memory of short messages, of the peer and to the peer.
-        shared: The memory in whose protection domain it is; None: the domain is its own.
-        budget: Counts large messages; a listener sets its own before they can come.
+        common: What it shares with other connections that have the same configuration.
+        state: The state of messages, credits and operations.
+        slots: The memory of short messages.
+        shared: The `Memory` whose protection domain it uses; None: the domain is its own.
+        budget: The budget for large messages; a listener sets its own before any can arrive.
     """
 
     __slots__ = ("_buffers", "budget", "common", "shared", "slots", "state")
@@ -139,19 +141,21 @@ class Link(AdapterSide):
         slots: Slots,
         qp: QueuePair,
         memory: Memory | None,
+        release: Callable[[], None],
     ) -> None:
         super().__init__(cm_id, pd.context, slots.completions, pd, qp)
+        self._at_close.append(release)  # of what is common
         qp._posted_in_c = True
         self.common: Common = common
         self.slots: Slots = slots
         self.shared: Memory | None = memory
-        self.budget: ByteBudget = PROCESS_BUDGET
-        self.state: MessageState = MessageState(self.loop, **common.state)  # type: ignore[arg-type]
-        config = self.plan.config
+        self.budget: Budget = PROCESS
+        self.state: MessageState = MessageState(self.loop, *common.state)
+        config = common.plan.config
         if config.wait != "event" and (spins := self.completions.spins(config, 2)):
             self.state.spin_with(*spins)
-        self._buffers: Buffers | None = None  # made for the first large message, or right
-        slots.serve_with(self)
+        self._buffers: Buffers | None = None  # made for the first large message, or lease
+        slots.link = self
 
     @classmethod
     async def open(
@@ -161,12 +165,13 @@ class Link(AdapterSide):
 
         Args:
             cm_id: The connection id.
-            config: Numbers.
-            memory: To be in its protection domain; None for a domain of its own.
+            config: The settings of the connection.
+            memory: A `Memory` whose protection domain to use; None for a domain of its own.
 
         Raises:
             RuntimeError, ResourceClosedError: The memory is not open.
-            OSError: Out of memory that may be pinned, descriptors or adapter resources.
+            OSError: No more memory may be pinned, or there are no more descriptors or resources of
+                the adapter.
 
         Cancellation: the resources are destroyed.
         """
@@ -188,18 +193,16 @@ class Link(AdapterSide):
                 pd.close()
             release()
             raise
-        link = cls(cm_id, common, pd, slots, qp, memory)
-        link.at_close(release)
-        return link
+        return cls(cm_id, common, pd, slots, qp, memory, release)
 
     @property
     def plan(self) -> Plan:
-        """Values of its configuration."""
+        """The values that follow from the configuration."""
         return self.common.plan
 
     @property
     def buffers(self) -> Buffers:
-        """The memory beside the first slots.  In the loop's thread."""
+        """Memory other than the first slots.  To be used in the loop's thread only."""
         if self._buffers is None:
             config = self.plan.config
             window = config.rendezvous_window * COPIED_BYTES
@@ -212,32 +215,39 @@ class Link(AdapterSide):
 
     @property
     def own_pd(self) -> bool:
-        """Whether the protection domain ends with the connection."""
+        """Whether the protection domain belongs to this connection alone."""
         return self.shared is None
 
+    @property
+    def identity(self) -> int:
+        """What names of this side's memory say of their owner; 0 where the peer is raw."""
+        return 0 if self.plan.config.raw else self.pd._identify()
+
     def agree(self, theirs: Hello | None) -> None:
-        """Fit the state to the peer's half of the handshake: messages may be sent from now on.
+        """Apply the peer's half of the handshake; messages may be sent from now on.
 
         Args:
-            theirs: That half; None of a raw connection.
+            theirs: That half; None on a raw connection.
         """
         state = self.state
         if theirs is None:
-            state.credits = _UNLIMITED
-            state.eager_size = self.plan.config.slot_size
+            state.agree(_UNLIMITED, self.plan.config.slot_size)
             return
-        terms = self.plan.terms(theirs, bare=self.common.bare)
-        state.eager_size, state.bare_size, state.fragmented_size, state.written_size, landed = terms
-        if self.own_pd:  # else the peers of others could write where messages land
-            state.landed_size = landed
-        state.numbered = theirs.numbers_messages
-        state.credits += theirs.recv_depth
+        common = self.common
+        eager, bare, fragmented, written, landed = common.plan.terms(theirs, bare=common.bare)
+        if self.shared is not None:
+            landed = 0  # in a shared domain, peers of other connections could write to the landings
+        # Without names, which take C longer than all the rest.
+        numbered = bool(theirs.flags & NUMBERS_MESSAGES)
+        state.agree(
+            theirs.recv_depth, eager, bare, fragmented, written, landed, numbered, self.identity
+        )  # fmt: skip
 
     def start(self, owner: LinkOwner) -> None:
-        """Begin to take completions, call `owner` for them, and post all receives.
+        """Post all receives, and begin to handle completions, for which `owner` is called.
 
         Raises:
-            OSError: The queue cannot be armed, or the adapter takes no receives.
+            OSError: The completion queue cannot be armed, or the receives cannot be posted.
         """
         self._owner = owner
         if (memory := self.shared) is not None:
@@ -249,7 +259,7 @@ class Link(AdapterSide):
             raise os_error(code, "ibv_post_recv")
 
     def _bind(self) -> int:
-        """Tell C where queue pair and slots are; return the number of receives."""
+        """Tell C where the queue pair and the slots are; return the number of receives."""
         recv, send, *control = self.slots.places
         self.state.bind(
             int(ffi.cast("uintptr_t", self._qp_handle)),
@@ -262,45 +272,47 @@ class Link(AdapterSide):
             self.slots.crowded,
             self.slots,
         )
-        if self.slots.crowded and recv[3] >= self.plan.config.receives:
+        if self.slots.crowded and self.common.plan.complete:
             self.fit()
         return recv[3]
 
     # Completions
 
     def __call__(self, record: WCRecord) -> None:
-        """Take a completion that C leaves to Python."""
+        """Handle a completion that C leaves to Python."""
         sub = (record[0] >> SUB_SHIFT) & 0xFFFF
         owner = self._owner
         if sub & SUB_RECV:
-            self.state.receives -= 1
+            self.state.count_returned(True, record[1] != 0)
+        elif sub >= SUB_NOTED:  # a send, with which the WRITE before it has ended
+            number, failed = sub - SUB_NOTED, record[1] != 0
+            if owner is None or failed:
+                self.state.count_returned(False, failed)
+            else:
+                owner._on_sent(self.state.noted_slot(number))
+            if owner is not None:
+                owner._on_ended(number, record)
         elif sub >= SUB_OPERATE:
             if owner is not None:
                 owner._on_ended(sub - SUB_OPERATE, record)
         elif sub & SUB_READ:
-            self.posted -= 1
-            self.completions.unlisten()
-        elif record[1]:
-            self.state.flushed += 1
-        elif owner is None:
-            self.state.completed += 1
+            self.read_completed()
+        elif record[1] or owner is None:
+            self.state.count_returned(False, record[1] != 0)
         else:
             owner._on_sent(sub)
         if record[1]:
             self._failed(record)
         self.came_back()
 
-    def take_reads(self) -> list[int]:
-        """The numbers of READs of large messages that have completed, as C has taken them."""
-        numbers = self.state.take_reads()
-        self.posted -= len(numbers)
-        for _ in numbers:
-            self.completions.unlisten()
-        return numbers
+    def read_completed(self) -> None:
+        """Note that a READ of a large message has completed."""
+        self.posted -= 1
+        self.completions.unlisten()
 
     @property
     def under_way(self) -> int:
-        """Work requests that have not completed."""
+        """How many work requests have not completed."""
         return self.posted + self.state.under_way
 
     def _last_word(self, cause: BaseException) -> bool:
@@ -320,15 +332,15 @@ class Link(AdapterSide):
     # Posting
 
     def check(self, code: int) -> None:
-        """End the connection if `code`, the result of a post in C, is not 0."""
+        """End the connection if `code`, the result of posting in C, is an errno and not 0."""
         if code:
-            receives = self.state.recv_failed
+            _, receives, _ = self.state.failure
             self.fail(os_error(code, "ibv_post_recv" if receives else "ibv_post_send"))
 
     def post_read(
         self, number: int, region: MemoryRegion, offset: int, length: int, remote: tuple[int, int]
     ) -> None:
-        """RDMA READ `length` bytes of `remote` (address, key) into a region."""
+        """Post an RDMA READ of `length` bytes of `remote` (address, key) into a region."""
         if self.closed:
             return
         code = self.state.post_read(number, region.addr + offset, length, region.lkey, *remote)
@@ -336,27 +348,27 @@ class Link(AdapterSide):
         self.listen()
         self.check(code)
 
-    def post_recv(self, slots: Iterable[int]) -> None:
-        """Post receive slots."""
+    def add_receives(self, slots: list[int]) -> None:
+        """Post receive slots, new ones or free ones, and grant credits for them."""
         if not self.closed and self.failure is None:
-            self.check(self.state.post_receives(list(slots)))
+            self.check(self.state.add_receives(slots))
 
     def fit(self) -> None:
-        """Set the keys of slots that come and go in the state, after some have."""
+        """Tell C the keys of the slots in the arenas, after slots were added or removed."""
         for receives, arena in ((True, self.slots.recv), (False, self.slots.send)):
-            if isinstance(arena, ElasticArena):
-                self.state.fit(
+            if arena.grows:
+                self.state.set_keys(
                     receives, arena.more_addr, arena.step, arena.keys, arena.some_leave, arena.full
                 )
 
     # Memory of the program, and the peer's rights to it
 
     async def register(self, buffer: Any, access: Access) -> MemoryRegion:
-        """Register memory in the connection's protection domain, in a thread if it takes long.
+        """Register memory in the connection's protection domain, in a thread if it is large.
 
         Raises:
             OSError: The memory cannot be registered.
-            ResourceClosedError: The connection is closed, perhaps meanwhile.
+            ResourceClosedError: The connection is closed, or was closed meanwhile.
 
         Cancellation: the region is closed.
         """
@@ -368,26 +380,46 @@ class Link(AdapterSide):
         )
         if self.closed:
             region.close()
-            with contextlib.suppress(OSError):  # and so TimeoutError; the buffer is free before
+            # The caller is to find its buffer no longer exported.  OSError includes TimeoutError.
+            with contextlib.suppress(OSError):
                 await region.wait_closed(DEREGISTER_S)
             raise closed_error()
         return region
 
     @property
     def allowed(self) -> int:
-        """The accesses that the queue pair allows the peer."""
+        """What the queue pair allows the peer to do, as access flags."""
         return 0 if self._buffers is None else self._buffers.rights.allowed
 
     def open_access(self, rights: Access) -> None:
-        """Allow the peer these accesses to regions that are registered for it; counted."""
+        """Allow the peer these accesses, until `close_access` was called as often."""
         if self.buffers.rights.count(rights, 1):
             self._set_access()
 
     def close_access(self, rights: Access) -> None:
-        """Undo one `open_access`: a right that no use needs is taken back."""
+        """Undo one call of `open_access`; a right that nothing else needs is taken back."""
         changed = self.buffers.rights.count(rights, -1)
         if changed and not self.closed and self.failure is None:
             self._set_access()
+
+    def expose(self) -> tuple[int, int]:
+        """What the name of memory that is exposed now says of its owner: identity, generation.
+
+        The peer is told the identity, and asked for its own; a peer that has one is told of the end
+        (`revoke`).  A raw peer knows nothing of this: (0, 0).
+        """
+        if not self.identity:
+            return 0, 0
+        self.check(self.state.ask_identity(False))
+        return self.identity, self.pd._next_exposure()
+
+    def revoke(self, generation: int) -> None:
+        """Tell the peer that the exposure has ended, so that it asks its adapter for no access.
+
+        That is a courtesy to the peer, which may come too late, or not at all.
+        """
+        if generation and not self.closed and self.failure is None:
+            self.check(self.state.revoke(generation))
 
     def _set_access(self) -> None:
         try:
@@ -395,48 +427,52 @@ class Link(AdapterSide):
         except OSError as exc:
             self.fail(exc)
 
-    # Seen from outside
+    # Information
 
     @property
     def pinned_bytes(self) -> int:
-        """Bytes of its slots, and of its share of the budget of large messages.  In any thread."""
+        """The bytes of the slots, and of leases for large messages.  In any thread."""
         buffers = self._buffers
         return self.slots.pinned_bytes + (0 if buffers is None else buffers.pinned_bytes)
 
     def _sums(self) -> str:
-        state = self.state
+        counts = self.state.counters
         return (
-            f": {state.messages_sent} messages of {state.bytes_sent} bytes sent, "
-            f"{state.messages_received} of {state.bytes_received} received"
+            f": {counts['messages_sent']} messages of {counts['bytes_sent']} bytes sent, "
+            f"{counts['messages_received']} of {counts['bytes_received']} received"
         )
 
     # End
 
     def end(self) -> None:
-        """Have C count flushed receives without a call of Python: no task waits for messages.
+        """Have C count the receives that are going to be flushed, as no task waits for messages.
 
-        By way of Python they would take a fifth of the time of a close.
+        If Python handled them, they would take a fifth of the time of a close.
         """
         if not self.closed:
-            self.state.flushing = True
+            self.state.advance("FLUSH")
 
     async def quiesce(self) -> None:
-        """As in AdapterSide; flushed requests are not solicited, so that the link listens."""
+        """As in `AdapterSide`, but listen first, because flushed requests are not solicited."""
         self.listen()
         await super().quiesce()
 
     def close(self) -> None:
-        """Close all resources, in the order that C needs; worker threads make the C calls."""
+        """Close all resources, in the order that C requires; worker threads make the C calls."""
+        if self.closed:
+            return
+        owner = self._owner
         self.state.close()
         super().close()
+        if owner is not None:
+            owner._drop_references()
 
     def poison_after_fork(self) -> None:
-        """In a forked child: the rings are shared with the parent, so nothing may be posted."""
+        """Post nothing in a forked child, which shares the adapter's queues with its parent."""
         super().poison_after_fork()
         self.state.close()
-        self.state.blocked = True
-        self.state.forget_done()  # the child may not have the memory of these operations
-        self.state.python = True  # recv() asks Python first, which refuses
+        self.state.forget_done()  # the memory of these operations may not exist in the child
+        self.state.delegate(True)  # recv() calls Python, which refuses
 
     def _give_back(self) -> Sequence[Closing]:
         parts = self.slots.close(self.qp)
@@ -444,55 +480,3 @@ class Link(AdapterSide):
             parts += self._buffers.lent_parts
             self._buffers.close(self.qp)
         return parts
-
-
-class Landings:
-    """The landings of one connection, and its stage; they live as long as its queue pair.
-
-    Args:
-        link: The adapter's side.
-    """
-
-    __slots__ = ("_link",)
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-
-    def look(self) -> None:
-        """Make what C has found missing: a landing for the peer's messages, a stage for its own.
-
-        Without memory for it messages go as before, and later messages try again.
-        """
-        state = self._link.state
-        if wanted := state.landing_wanted:
-            state.landing_wanted = 0
-            self._offer(wanted)
-        size = LANDING_SIZES[state.peer_landing]
-        if state.stage_size < size and (made := self._registered(size, Access.LOCAL_WRITE)):
-            region, _ = made
-            state.set_stage(region.addr, region.lkey, size)
-
-    def _offer(self, wanted: int) -> None:
-        state = self._link.state
-        number = next(n for n, size in enumerate(LANDING_SIZES) if size >= wanted)
-        if made := self._registered(LANDING_SIZES[number], _LANDS):
-            region, view = made
-            self._link.note("has a landing of %d bytes", region.length, log=memory_log)
-            if not state.landing:
-                self._link.open_access(Access.REMOTE_WRITE)
-            self._link.check(state.land(number, region.addr, region.rkey, view))
-
-    def _registered(self, size: int, access: Access) -> tuple[MemoryRegion, memoryview] | None:
-        """Memory that is registered until the queue pair is gone; None if it cannot be had."""
-        buffers = self._link.buffers
-        if not buffers.account.try_take(AHEAD, size, keep=True):
-            return None
-        try:
-            region = MemoryRegion(self._link.pd, size, access)
-        except OSError:
-            buffers.account.give(size)
-            return None
-        buffers.pin(region)
-        view = region.view
-        region.close()  # when the pin has ended
-        return region, view

@@ -1,51 +1,61 @@
-"""One-sided operations of a connection: READ, WRITE and atomics on memory that the peer has opened.
+"""One-sided operations: READs, WRITEs and atomics on memory that the peer has exposed.
 
 Theory of operation
-    An access that the peer's adapter refuses costs both sides the connection.  So a wrong access is
-    refused here, before it is posted, by an exception.
+    An access that the peer's adapter refuses ends the connection for both sides.  So everything
+    that can be checked here is checked before the access is posted, and raises an exception.
+
+    Part of that is whose memory a name names.  The peer tells the identity of its protection domain
+    (docs/wire.md, "Identity"), and a name of any other owner is refused, as is one whose exposure
+    has ended as far as the peer has told.  A peer that has not told yet is asked, and the first
+    operation waits for its answer.  What waits in line is looked at again before it is posted.
 
     The adapter needs registered memory on this side.  Memory that the program has registered
-    (`register`) is used as it is.  Of other memory up to 64 KiB are copied through memory that is
-    registered already, because a copy is cheaper than a registration; more is registered for the
-    operation, or copied in parts where the kernel does not pin it, as some mappings of files.
+    (`register`) is used as it is.  Up to 64 KiB of other memory are copied through a buffer that
+    stays registered, because a copy is cheaper than a registration.  Anything larger is registered
+    for the operation; or copied in parts, if it is memory that the kernel refuses to pin, as some
+    file mappings.
 
-    A call gets its turn first, and then memory.  A transfer that is copied has the number of its
-    operation before; of the others as many at a time have their memory registered as there are
-    operations.  So calls that wait hold nothing, however many there are.
+    A call waits for its turn first, and only then gets memory.  A copied transfer needs the number
+    of an operation before it gets a buffer, and the number of concurrent registrations is limited,
+    too.  So however many calls wait, they use no memory.
 
-    A completion of a READ or an atomic does not prove that all of its data are there: C looks
-    (`_core/operation.c`), and an operation without them ends with 0 bytes.
+    The completion of a READ or an atomic does not guarantee that all of its data have arrived.  C
+    checks that (`_core/operation.c`), and such an operation ends with 0 bytes.
 
-    C checks and posts the frequent cases in one request before Python is asked: registered memory,
-    and buffers that are copied, once they have a buffer of the pool to go through
-    (`_core/operation.c`).  The transfers that C does not take come here, to be done or refused.
+    C handles the common cases without Python: an access in one work request, of registered memory,
+    or of a small buffer, or an atomic, once there is a registered buffer to copy it through.
+    Everything else, and every access that is to be refused, is handled here.
 
-    Long transfers are posted in pieces of 1 MiB, a few at a time, so that they do not hold up the
-    messages of the connection, and no adapter's limit of a request matters.
+    A long transfer is posted in pieces of 1 MiB, a few at a time, so that it does not delay the
+    messages of the connection, and stays below every adapter's limit for a work request.
 
-    C takes the completions, too (`_core/message.c`), and the drain resumes the task that awaits the
-    operation, without a future.  Operations that fail come to Python.
+    C also handles the completions (`_core/connection.c`): the drain directly resumes the task that
+    awaits an operation, without a future.  Only failed operations come to Python.
 
     There are `one_sided_depth` operations.  A task that finds none free waits in line, and gets the
-    number of the next that ends; while there is a line no other task gets a number.
+    number of the next one that ends.  While there is a line, no other task gets a number.  A batch
+    (endpoint/batch.py) has at most all numbers, and takes its turn in the line with each chain.
 
-    A connection wakes the loop for solicited messages of the peer, and for its own completions only
-    while a task waits for them (`Completions.listen`).  The connection listens from the first
-    operation until a while after the last: each change costs a system call.
+    The completion queue of a connection usually wakes the loop for messages of the peer only, not
+    for completions of this side's own work requests (`Completions.listen`).  So the connection
+    listens for those from the first operation until some time after the last.  It does not stop at
+    once, because each change costs a system call.
 
-    An operation that is flushed before the connection's end is known ends with the connection, so
-    that its error has the cause, and the program's next call finds the connection lost, too.
+    If an operation is flushed before the cause of the connection's end is known, it ends only when
+    that is known.  So its exception names the cause, and the program's next call finds the
+    connection lost.
 
-    Parts of a `Memory` are lent here, because to bind the window that opens a part is a request,
-    too, and takes the place of an operation in the send queue.
+    Parts of a `Memory` are lent here, too, because binding the window of a part is a work request,
+    which takes the place of an operation in the send queue.
 
-    Cancelling ends the wait, not the transfer.  The local memory is retained until the completion,
-    or until the queue pair is gone; a buffer under a canceled operation never returns to the
-    pool: it is deregistered, which waits for the completion.
+    A cancellation ends the wait, not the transfer.  The local memory stays registered until the
+    completion, or until the queue pair is gone.  The buffer of a canceled operation does not return
+    to the pool; it is deregistered, which waits for the completion.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import functools
@@ -54,18 +64,27 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from aiordma._core import LARGEST_REQUEST, MessageState, Operation
+from aiordma._core import (
+    LARGEST_REQUEST,
+    REFUSED_REVOKED,
+    MessageState,
+    Operation,
+    may_land,
+)
 from aiordma.arguments import bytes_of, fitting
 from aiordma.endpoint.config import COPIED_BYTES, ConnectionConfig
 from aiordma.endpoint.lease import Lease, rights_of
 from aiordma.endpoint.link import Link, lent
+from aiordma.endpoint.notes import NoteBook
 from aiordma.endpoint.outcome import Outcome
 from aiordma.errors import (
     ConnectionLostError,
     FlushedError,
     NotSupportedError,
     ResourceClosedError,
+    StaleRegionError,
     completion_error,
+    errno_error,
     read_incomplete_error,
     result_lost_error,
 )
@@ -87,29 +106,25 @@ from aiordma.verbs.mw import MemoryWindow
 from aiordma.verbs.wc import WCRecord
 from aiordma.verbs.wr import ATOMICS, SGE
 
-__all__ = ["OneSided", "Operations"]
+__all__ = ["OneSided", "Operations", "check_remote", "stale_error"]
 
-_COPY = 64 * 1024
-_GROUP = 4  # requests of a transfer that are posted at a time
-_LOCAL_WRITE = int(Access.LOCAL_WRITE)  # a number: `&` of flags is slow
+_COPY = 64 * 1024  # the largest transfer that is copied, in bytes
+_GROUP = 4  # how many work requests of one transfer are in flight at a time
 _REMOTE = int(Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC)
-_LINGER_S = 0.5
+_LINGER_S = 0.5  # how long a connection goes on listening after its last operation, in seconds
+_IDENTITY_S = 30.0  # how long an operation waits for the peer to say whose memory is its own
 _FLUSHED = int(WCStatus.WR_FLUSH_ERR)
 _NAMES = {Opcode.ATOMIC_FETCH_AND_ADD: "fetch_add", Opcode.ATOMIC_CMP_AND_SWP: "compare_swap"}
 _IWARP_HINT = "iWARP does not say why; an access that the peer's adapter refuses ends like this"
 
 
-def _transferred(region: MemoryRegion, _: object) -> None:
-    region._transferred()
-
-
-def _rest(reference: weakref.ref[Operations]) -> None:
+def _stop_listening(reference: weakref.ref[Operations]) -> None:
     operations = reference()
     if operations is not None:
-        operations._rest()
+        operations._stop_listening_if_idle()
 
 
-def _lost(outcome: Outcome, context: Context) -> BaseException:
+def _lost_error(outcome: Outcome, context: Context) -> BaseException:
     """The exception of `Operations.lost`."""
     if outcome.decided:
         failure = outcome.failure()
@@ -121,14 +136,14 @@ def _lost(outcome: Outcome, context: Context) -> BaseException:
 
 
 class Operations:
-    """The requests of one connection, from the post to the end, beside those that C posts alone.
+    """The operations of one connection that Python posts, or that fail.
 
     Attributes:
-        registering: Places for transfers that register memory of the program.
+        registering: Limits how many transfers register memory of the program at a time.
     """
 
     __slots__ = (
-        "__weakref__", "_c", "_depth", "_line", "_link", "_outcome", "_resting",
+        "__weakref__", "_allowed", "_c", "_depth", "_line", "_link", "_listening", "_outcome",
         "_unexplained", "registering",
     )  # fmt: skip
 
@@ -136,25 +151,31 @@ class Operations:
         self._link = link
         self._c: MessageState = link.state
         self._depth = config.one_sided_depth
+        self._allowed = False  # before the first operation
         self._outcome = outcome
         self.registering: Credits = Credits(config.one_sided_depth)
         self._line: WaitLine[int] | None = None  # made for the first task that waits
-        self._unexplained: list[int] = []  # flushed; these end with the connection
-        self._resting: Timer | None = None  # set while the link listens
+        self._unexplained: list[int] = []  # flushed operations, which end with the connection
+        self._listening: Timer | None = None  # runs while the link listens for operations
 
     async def number(self) -> int:
-        """Wait in line for the number of an operation: the caller posts with it, or gives it back.
+        """Wait in line for the number of a free operation.
+
+        The caller then has to post with it, or to call `release_number`.
 
         Raises:
             ConnectionLostError, ResourceClosedError: The connection is over.
-            OSError: The completion queue cannot grow: out of memory.
+            OSError: The completion queue cannot grow, because there is no memory.
 
-        Cancellation: leaves the line.
+        Cancellation: ends the wait.
         """
-        self._attend()
-        if self._line or not self._c.n_operations_free:
-            return await self._wait()
-        return self._c.take_number()
+        self._listen()
+        number = self.free_number()
+        return await self._wait_for_number() if number is None else number
+
+    def free_number(self) -> int | None:
+        """Take the number of a free operation; None if there is none, or others wait for one."""
+        return None if self._line else self._c.take_number()
 
     def post(
         self,
@@ -168,18 +189,18 @@ class Operations:
         compare_add: int = 0,
         swap: int = 0,
     ) -> Operation:
-        """Post one request.
+        """Post one work request.
 
         Args:
-            number: Of `number`; given back if nothing was posted.
-            opcode: A number of `Opcode`.
-            region: The local memory; it stays registered until the operation has ended.
-            addr: Address of the first local byte, inside of `region`.
-            size: Bytes; 0 for a WRITE of nothing.
-            where: The peer's address.
+            number: The result of `number`, which is released if the request cannot be posted.
+            opcode: A value of `Opcode`.
+            region: The local memory, which stays registered until the operation has ended.
+            addr: The address of the first local byte, inside `region`.
+            size: The number of bytes; 0 for an empty WRITE.
+            where: The address on the peer's side.
             rkey: The peer's key.
-            compare_add: Operand of an atomic; the immediate of a WRITE with immediate.
-            swap: Operand of an atomic.
+            compare_add: The operand of an atomic, or the immediate of a WRITE with immediate.
+            swap: The second operand of an atomic.
 
         Raises:
             ConnectionLostError, ResourceClosedError: The connection is over.
@@ -191,10 +212,10 @@ class Operations:
             )
         finally:
             if not isinstance(operation, Operation):
-                self.give(number)
+                self.release_number(number)
         if operation is None:
-            region._require()  # the connection has ended since
-        return self._taken(operation)
+            region._require()  # raises if the connection has ended, and has closed the region
+        return self._require_posted(operation)
 
     def post_copied(
         self,
@@ -206,37 +227,37 @@ class Operations:
         compare_add: int,
         swap: int,
     ) -> Operation | None:
-        """As `post`, of bytes that C copies; None if C has no room for them.
+        """Post one work request with a copy of `local`; None if C has no room for the copy.
 
-        The number is then still the caller's.
+        The arguments are those of `post`.  If the result is None, the caller still owns the number.
         """
         try:
             operation = self._c.operate_copied(
                 number, opcode, local, where, rkey, compare_add, swap
             )
         except BaseException:
-            self.give(number)
+            self.release_number(number)
             raise
         if operation is None:
             return None
         if not isinstance(operation, Operation):
-            self.give(number)
-        return self._taken(operation)
+            self.release_number(number)
+        return self._require_posted(operation)
 
-    def _taken(self, operation: Operation | int | None) -> Operation:
-        """The operation, if C has posted one; it says why not by None, or the errno of the post."""
+    def _require_posted(self, operation: Operation | int | None) -> Operation:
+        """Return the operation; raise if C has not posted it, and returned None or an errno."""
         if isinstance(operation, Operation):
             return operation
         if operation is not None:
-            self._link.check(operation)  # the adapter took no request: the connection cannot go on
+            self._link.check(operation)  # the post has failed, and with it the connection
         raise self.lost()
 
     async def bind(self, window: MemoryWindow, part: SGE, rights: Access) -> None:
-        """Open a part of a region to the peer by a window.
+        """Bind a memory window, which gives the peer access to a part of a region.
 
         Raises:
             ConnectionLostError, ResourceClosedError: The connection is over.
-            CompletionError: The adapter refused; the connection cannot go on.
+            CompletionError: The adapter refused, and the connection breaks.
 
         Cancellation: ends the wait; the window may be bound.
         """
@@ -247,37 +268,35 @@ class Operations:
             raise self.lost() from exc
         finally:
             if window._task is None:
-                self.give(number)
-            else:  # the request is under way
-                window._task.add_done_callback(lambda _: self.give(number))
+                self.release_number(number)
+            else:  # the work request is still in flight
+                window._task.add_done_callback(lambda _: self.release_number(number))
 
-    async def _wait(self) -> int:
+    async def _wait_for_number(self) -> int:
         if self._line is None:
             self._line = WaitLine()
-            self._c.room = self._room
-        number = self._line.wait(self.give)
-        self._c.operations_wanted = True
+        number = self._line.wait(self.release_number)
+        self._c.await_number(self._grant_numbers)
         try:
             return await number
         except BaseException:
-            self._room()
+            self._grant_numbers()
             raise
 
-    def give(self, number: int) -> None:
-        """Note that a number is free again."""
-        self._c.give_number(number)
-        self._room()
+    def release_number(self, number: int) -> None:
+        """Return a number that was not used, or is not used any more."""
+        self._c.release_number(number)
+        self._grant_numbers()
 
-    def _room(self) -> None:
-        """Grant free numbers to the tasks that wait."""
-        c = self._c
+    def _grant_numbers(self) -> None:
+        """Grant free numbers to tasks in line."""
         line = self._line
-        while line and line.next_size and c.n_operations_free:
-            line.grant(c.take_number())
-        c.operations_wanted = bool(line)
+        while line and line.next_size and (number := self._c.take_number()) is not None:
+            line.grant(number)
+        self._c.await_number(self._grant_numbers if line else None)
 
     def on_ended(self, number: int, record: WCRecord) -> None:
-        """Take a completion that C has left to Python: the operation, or one before it, failed."""
+        """Handle a completion that C has left to Python, because it or an earlier one failed."""
         error = None
         if record[1] == _FLUSHED and not self._outcome.decided:
             self._unexplained.append(number)
@@ -293,111 +312,143 @@ class Operations:
         if region is not None:
             region._transferred()
         if self._line:
-            self._room()
+            self._grant_numbers()
 
     def explained(self) -> None:
-        """End the flushed operations: the cause of the connection's end is known."""
+        """End the flushed operations, because the cause of the connection's end is known now."""
         flushed, self._unexplained = self._unexplained, []
         for number in flushed:
             self._end(number, completion_error(WCStatus.WR_FLUSH_ERR))
 
-    def _drop(self) -> None:
-        """End the operations that the adapter has not flushed: the queue pair is being destroyed.
+    def _end_all(self) -> None:
+        """End all operations that were not flushed, because the queue pair is being destroyed.
 
         Their memory stays registered until the queue pair is gone.
         """
         qp = self._link.qp
         self._c.forget_done()
         for number in range(self._depth):
-            region = self._c.ended(number, completion_error(WCStatus.WR_FLUSH_ERR))
+            region = self._c.ended(number, completion_error(WCStatus.WR_FLUSH_ERR), False)
             if region is not None:
-                qp._gone.add_done_callback(functools.partial(_transferred, region))
+                qp._when_gone(region._transferred)
         if self._line is not None:
             self._line.fail(self.lost)
             self._line = None
-            del self._c.room  # which leads here
-        # Not `self.lost`, which the credits would keep: a cycle.
-        self.registering.fail(functools.partial(_lost, self._outcome, self._link.context))
-        if self._resting is not None:
-            self._resting.cancel()
+            self._c.await_number(None)  # it refers to this object
+        # Not `self.lost`: `registering` would refer to this object, which would make a cycle.
+        self.registering.fail(functools.partial(_lost_error, self._outcome, self._link.context))
+        if self._listening is not None:
+            self._listening.cancel()
             self._link.completions.expect(answers=False)
 
     def lost(self) -> BaseException:
-        """The exception for an operation that failed because the connection had ended."""
-        return _lost(self._outcome, self._link.context)
+        """The exception for an operation that has failed because the connection is over."""
+        return _lost_error(self._outcome, self._link.context)
 
-    # Attention
+    # Listening for completions
 
-    def _attend(self) -> None:
-        """Have the link listen; with the first operation, make room for all.
+    def _listen(self) -> None:
+        """Have the link listen for completions; for the first operation, allocate all.
 
         Raises:
-            OSError: The completion queue cannot grow: out of memory.
+            OSError: The completion queue cannot grow, because there is no memory.
         """
-        if not self._c.n_operations:
-            self._link.qp._expect(self._depth)
-            self._c.allow_operations(self._depth)
-            self._link.at_close(self._drop)
-            self._c.may_read = self._link.qp._read_depth != 0
-        self._c.attended = True
-        if self._resting is None and not self._link.closed:
+        self.allow()
+        self._c.listen_for_operations()
+        if self._listening is None and not self._link.closed:
             self._link.listen()
             self._link.completions.expect(answers=True)
             self._set_timer()
 
+    def allow(self) -> None:
+        """Allocate all, unless that was done.
+
+        Raises:
+            OSError: The completion queue cannot grow, because there is no memory.
+        """
+        if not self._allowed:
+            self._link.qp._expect(self._depth)
+            self._c.operate_on(SGE, MemoryRegion, RemoteRegion, self._link.pd)
+            self._c.allow_operations(self._depth, self._link.qp._read_depth != 0)
+            self._allowed = True
+            self._link.at_close(self._end_all)
+
     def _set_timer(self) -> None:
-        # Weak: a connection that its program forgets is collected at once.
-        self._resting = call_later(
-            self._link.loop, _LINGER_S, functools.partial(_rest, weakref.ref(self))
+        # A weak reference, so that the timer does not keep a connection alive.
+        self._listening = call_later(
+            self._link.loop, _LINGER_S, functools.partial(_stop_listening, weakref.ref(self))
         )
 
-    def _rest(self) -> None:
-        """Have the link listen no more, if there was no operation since the last call."""
+    def _stop_listening_if_idle(self) -> None:
+        """Have the link stop listening, if there was no operation since the last call."""
         if self._link.closed:
             return
-        # A task that waits in line, or has its number and not posted, has attended long ago.
-        if self._c.attended or self._line or self._c.n_operations_free < self._c.n_operations:
-            self._c.attended = False
+        # A task may have called `_listen` long ago, and still wait in line, or for its memory.
+        if not self._c.rest_operations():
             self._set_timer()
         else:
-            self._resting = None
+            self._listening = None
             self._link.completions.expect(answers=False)
             self._link.completions.unlisten()
 
 
-def _check_remote(remote: Any) -> None:
+def check_remote(remote: Any) -> None:
+    """Raise TypeError unless it is a RemoteRegion."""
     if not isinstance(remote, RemoteRegion):
-        # Its bytes are not shown: they hold the key.
+        # Do not show the value: it may be the bytes of a region, which contain the key.
         made = "; RemoteRegion.from_bytes() makes one of the bytes that the peer has sent"
         msg = f"remote has to be a RemoteRegion, not {type(remote).__name__}{made}"
         raise TypeError(msg)
 
 
+def stale_error(
+    refused: int, operation: str, posted: str = "nothing was posted"
+) -> StaleRegionError:
+    """The exception for memory that is refused with this REFUSED_ number."""
+    if refused == REFUSED_REVOKED:
+        text = "the peer has ended the exposure of this memory"
+    else:
+        text = (
+            "the region is not memory of the peer of this connection: it is of an earlier life of "
+            "its program, or of another connection"
+        )
+    return StaleRegionError(f"{text}; {posted}", operation=operation)
+
+
 def _release(local: memoryview | SGE) -> None:
-    """Release the buffer after a failure: the exception keeps the frames that refer to it."""
+    """Release the buffer after an exception, whose traceback keeps the frames that refer to it."""
     if isinstance(local, memoryview):
         local.release()
 
 
 class OneSided:
-    """The requester's side of a connection: READs, WRITEs and atomics.
+    """READs, WRITEs and atomics of one connection, and the memory that it registers or leases.
 
     Attributes:
-        operations: The requests.
-        memory: What the peer may have a name of until the connection's end, which closes it: the
-            memory of leases, and regions of the program with remote rights.
+        operations: The operations.
+        memory: Memory that the peer may know a key of: that of leases, and regions of the program
+            with remote rights.  It is closed with the connection, in the order of registration; a
+            set would have it in the order of addresses, which is different each time.
     """
 
-    __slots__ = ("_cache", "_link", "_local_regions", "_outcome", "_raw", "memory", "operations")
+    __slots__ = (
+        "_cache", "_identified", "_link", "_local_regions", "_outcome", "_raw", "memory",
+        "operations",
+    )  # fmt: skip
 
     def __init__(self, link: Link, config: ConnectionConfig, outcome: Outcome) -> None:
         self._link = link
         self.operations: Operations = Operations(link, config, outcome)
         self._outcome = outcome
         self._raw = config.raw
-        self.memory: set[MemoryRegion | LentPart] = set()
-        # Without a use for anyone once the program has dropped them, so weak.
-        self._local_regions: weakref.WeakSet[MemoryRegion] = weakref.WeakSet()
+        self._identified: asyncio.Future[None] | None = (
+            None  # operations wait for the peer's answer
+        )
+        self.memory: dict[MemoryRegion | LentPart, None] = {}
+        # Weak references, because nobody can use such a region once the program has dropped it.
+        self._local_regions: weakref.WeakKeyDictionary[MemoryRegion, None] = (
+            weakref.WeakKeyDictionary()
+        )
         link.at_close(self._close_memory)
         self._cache: RegistrationCache | None = None
         if config.registration_cache_size:
@@ -407,23 +458,25 @@ class OneSided:
     async def transfer(
         self, opcode: Opcode, remote: RemoteRegion, buffer: Any, offset: int, imm: int | None = None
     ) -> int:
-        """READ into, or WRITE out of, memory of the program; the number of bytes.
+        """READ into memory of the program, or WRITE from it, and return the number of bytes.
 
         Args:
             opcode: RDMA_READ or RDMA_WRITE.
             remote: The peer's memory.
-            buffer: Memory of the program, as `Connection.read` and `write` take it.
-            offset: First byte in `remote`.
-            imm: The adapter's immediate; of a WRITE to a raw peer.
+            buffer: Memory of the program, as `Connection.read` and `write` accept it.
+            offset: The first byte in `remote`.
+            imm: The immediate of a WRITE to a raw peer; otherwise None.
         """
-        with self._outcome.explaining():  # the end of the connection closes the program's regions
+        # If the connection ends, the program's regions are closed.  The exception for that is
+        # replaced by the one that names the cause.
+        with self._outcome.explaining():
             return await self._transfer(opcode, remote, buffer, offset, imm)
 
     async def _transfer(
         self, opcode: Opcode, remote: RemoteRegion, buffer: Any, offset: int, imm: int | None
     ) -> int:
         reads = opcode == Opcode.RDMA_READ
-        _check_remote(remote)
+        check_remote(remote)
         local = self._local(buffer, writable=reads)
         try:
             size = len(local)
@@ -434,43 +487,49 @@ class OneSided:
                 raise NotSupportedError(errno.EOPNOTSUPP, text)
             if size and reads:
                 self._require_reads(opcode)
+            await self.require_current(remote, opcode)
             if size or imm is not None:
-                await self._move(opcode, local, where, remote.rkey, imm)
+                await self._move(opcode, local, remote, where, imm)
             return size
         except BaseException:
             _release(local)
             raise
 
     async def _move(
-        self, opcode: Opcode, local: memoryview | SGE, where: int, rkey: int, imm: int | None
+        self,
+        opcode: Opcode,
+        local: memoryview | SGE,
+        remote: RemoteRegion,
+        where: int,
+        imm: int | None,
     ) -> None:
-        """Do the requests of a transfer, and wait for their end."""
+        """Post the work requests of a transfer, and wait until they have completed."""
         size = len(local)
         if isinstance(local, SGE):
-            await self._post(opcode, local.mr, local.offset, size, where, rkey, imm)
+            await self._post(opcode, local.mr, local.offset, size, remote, where, imm)
             return
         if size > _COPY:
             try:
                 async with self._registered(local, reads=opcode == Opcode.RDMA_READ) as region:
-                    await self._post(opcode, region, 0, size, where, rkey, imm)
+                    await self._post(opcode, region, 0, size, remote, where, imm)
                 return
             except OSError as exc:
                 if not is_unpinnable(exc):
                     raise
-        # Nothing to register, or memory that the kernel does not pin.
+        # The transfer is small, or of memory that the kernel refuses to pin.
         last = max(0, size - 1) // _COPY * _COPY
         for start in range(0, max(1, size), _COPY):
             number = imm if start == last else None
             kind = opcode if number is None else Opcode.RDMA_WRITE_WITH_IMM
             with local[start : start + _COPY] as part:
-                await self._copied(kind, part, where + start, rkey, number or 0)
+                await self._copied(kind, part, remote, where + start, number or 0)
 
     async def atomic(
         self, opcode: Opcode, remote: RemoteRegion, offset: int, compare_add: int, swap: int
     ) -> int:
-        """Do an atomic operation on 8 bytes; their value before it."""
+        """Do an atomic operation on 8 bytes, and return their value before the operation."""
         compare_add, swap = fitting("the value", compare_add, 64), fitting("the value", swap, 64)
-        _check_remote(remote)
+        check_remote(remote)
         where = remote.check(offset, 8, Access.REMOTE_ATOMIC)
         self._outcome.require_open()
         context = self._link.context
@@ -478,15 +537,71 @@ class OneSided:
             text = f"{context.name} has no atomic operations"
             raise NotSupportedError(errno.EOPNOTSUPP, text)
         self._require_reads(opcode)
+        self._link.state.allow_atomics()
         result = bytearray(8)
         with self._outcome.explaining():
-            await self._copied(opcode, memoryview(result), where, remote.rkey, compare_add, swap)
+            await self.require_current(remote, opcode)
+            await self._copied(opcode, memoryview(result), remote, where, compare_add, swap)
         return int.from_bytes(result, "little")
 
     def _require_reads(self, opcode: Opcode) -> None:
         if self._link.qp._read_depth == 0:
             msg = f"{opcode.name} is not possible: the connection has initiator_depth 0"
             raise NotSupportedError(errno.EOPNOTSUPP, msg)
+
+    # Whose memory a region is
+
+    async def require_current(self, remote: RemoteRegion, opcode: Opcode) -> None:
+        """Refuse memory that is not the peer's; a peer that has not said what is its own is asked.
+
+        Raises:
+            StaleRegionError: It is not, or the peer has said that its exposure has ended.
+            TimeoutError: The peer has not answered for 30 seconds.
+            ConnectionLostError, ResourceClosedError: The connection is over.
+
+        Cancellation: ends the wait.
+        """
+        if remote.owner and not self._link.state.knows_peer:
+            await self.ask_identity()
+        self.refuse_stale(remote.owner, remote.generation, opcode)
+
+    async def ask_identity(self) -> None:
+        """Ask the peer which memory is its own, and wait for the answer.
+
+        Raises, and cancellation: as `require_current`, but no StaleRegionError.
+        """
+        self._outcome.require_open()  # else nobody ends the wait
+        if self._identified is None:
+            self._identified = self._link.loop.create_future()
+        self._link.check(self._link.state.ask_identity(True))
+        # The waits share the future, so that it is not theirs to cancel.
+        await asyncio.wait([self._identified], timeout=_IDENTITY_S)
+        self._outcome.require_open()
+        if not self._link.state.knows_peer:
+            text = f"the peer has not said for {_IDENTITY_S:.0f} seconds which memory is its own"
+            raise errno_error(errno.ETIMEDOUT, text)
+
+    def refuse_stale(self, owner: int, generation: int, opcode: Opcode) -> None:
+        """Raise StaleRegionError if the memory is not the peer's, or is not exposed any more."""
+        refused = self._link.state.admission(owner, generation)
+        if refused:
+            raise stale_error(refused, opcode.name)
+
+    def identified(self) -> None:
+        """The peer has said what memory is its own, or the connection is over."""
+        identified, self._identified = self._identified, None
+        if identified is not None and not identified.done():
+            identified.set_result(None)
+
+    async def _number(self, remote: RemoteRegion, opcode: Opcode) -> int:
+        """As `Operations.number`; after the wait, the memory has to be the peer's still."""
+        number = await self.operations.number()
+        try:
+            self.refuse_stale(remote.owner, remote.generation, opcode)
+        except StaleRegionError:
+            self.operations.release_number(number)
+            raise
+        return number
 
     # Local memory
 
@@ -500,7 +615,7 @@ class OneSided:
         self._outcome.require_open()
         named = bool(int(access) & _REMOTE)
         if access & Access.LOCAL_WRITE:
-            access |= self._landing()
+            access |= self._read_target_access()
         with self._outcome.explaining():
             if device is None:
                 region = await self._link.register(buf, access)
@@ -510,21 +625,22 @@ class OneSided:
                     lambda: register_device_memory(pd, device, access), undo=MemoryRegion.close
                 )
         if named:
-            self.memory.difference_update([known for known in self.memory if known.closed])
-            self.memory.add(region)
+            for known in [known for known in self.memory if known.closed]:
+                del self.memory[known]
+            self.memory[region] = None
         else:
-            self._local_regions.add(region)
+            self._local_regions[region] = None
         return region
 
     def require_shared(self, part: SGE, rights: Access | None = None) -> Memory:
-        """The memory that the connection shares, if `part` is of it.
+        """Return the `Memory` that the connection shares, if `part` belongs to it.
 
         Args:
-            part: A part.
-            rights: Of a lease.
+            part: The part.
+            rights: The rights of a lease, which are then checked; None if there is no lease.
 
         Raises:
-            ValueError: It is of other memory.
+            ValueError: The part belongs to other memory.
             Others: as `Memory._check`, for a lease.
         """
         memory = self._link.shared
@@ -540,9 +656,16 @@ class OneSided:
         return memory
 
     def lease(
-        self, buf: Any, timeout_s: float | None, *, read: bool, write: bool, atomic: bool
+        self,
+        buf: Any,
+        timeout_s: float | None,
+        *,
+        read: bool,
+        write: bool,
+        atomic: bool,
+        notes: NoteBook | None,
     ) -> Lease:
-        """A lease of memory, as `Connection.expose` says."""
+        """Make a lease, as `Connection.expose` says."""
         buf = buffer_of("memory to expose", buf)
         rights = rights_of(
             self._link.context, buf, read=read, write=write, atomic=atomic, timeout_s=timeout_s
@@ -551,17 +674,17 @@ class OneSided:
         if isinstance(buf, SGE):
             self.require_shared(buf, rights)
             lend = self.lend
-        return Lease(self._link, self._outcome, self.memory, buf, rights, timeout_s, lend)
+        return Lease(self._link, self._outcome, self.memory, buf, rights, timeout_s, lend, notes)
 
     async def lend(self, part: SGE, rights: Access, *, message: bool = False) -> LentPart:
-        """Open a part of the shared memory to the peer.
+        """Lend a part of the shared memory to the peer.
 
         Raises:
-            ResourceBusyError: It overlaps a part that is lent to another connection.
-            OSError: Out of windows.
+            RdmaOSError: EBUSY, it overlaps a part that is lent to another connection.
+            OSError: The adapter has no more windows.
             ConnectionLostError, ResourceClosedError: The connection is over.
 
-        Cancellation: it is closed.
+        Cancellation: the part is not lent.
         """
         memory = self.require_shared(part)
         self._outcome.require_open()
@@ -577,25 +700,30 @@ class OneSided:
         return lent_part
 
     def message_of(self, part: SGE) -> tuple[memoryview, Callable[[], Awaitable[LentPart]] | None]:
-        """The bytes of a part that is sent, and a function that opens it to the peer.
+        """How to send a part of the shared memory as a message.
 
-        None in place of the function if the message goes as any other: it is copied, or the adapter
-        would open more than the peers are trusted with.
+        Returns:
+            The bytes, and a function that lends them to the peer, so that it can read them in
+            place.  None instead of the function if the message is sent like any other, because it
+            is small enough to be copied, or because the adapter would give the peer access to more
+            than it is trusted with.
 
         Raises:
-            ValueError: The part is of other memory.
+            ValueError: The part belongs to other memory.
         """
         memory = self.require_shared(part)
         view = part.mr.view[part.offset : part.offset + len(part)]
-        if self._raw or len(part) <= COPIED_BYTES or not memory._gives(Access.REMOTE_READ):
+        if self._raw or len(part) <= COPIED_BYTES or not memory._can_lend(Access.REMOTE_READ):
             return view, None
         return view, functools.partial(self.lend, part, Access.REMOTE_READ, message=True)
 
     def _close_memory(self) -> None:
-        memory = {*self.memory, *self._local_regions}
+        memory = [*self.memory, *self._local_regions]
         for region in memory:
             region.close()
-        if not self._link.own_pd:  # the domain, for which a connection waits, has no other memory
+        # The end of a connection waits for its protection domain, and so for all memory in it.  A
+        # shared domain stays, so it has to wait for the memory itself.
+        if not self._link.own_pd:
             self._link.wait_for(memory)
         self.memory.clear()
 
@@ -610,29 +738,30 @@ class OneSided:
                 "make the connection with memory= for parts of a Memory"
             )
             raise ValueError(msg)
-        if writable and not int(buffer.mr.access) & _LOCAL_WRITE:
+        if writable and not may_land(int(buffer.mr.access)):
             msg = "the region is registered without LOCAL_WRITE; nothing can be read into it"
             raise BufferError(msg)
         buffer.mr._require()
         return buffer
 
-    def _landing(self) -> Access:
-        """Rights of memory for the data of a READ, which on iWARP arrive as a WRITE of the peer."""
+    def _read_target_access(self) -> Access:
+        """The access flags of memory to READ into; on iWARP, its data arrive as remote WRITEs."""
         access = Access.LOCAL_WRITE
         return access | Access.REMOTE_WRITE if self._link.context.is_iwarp else access
 
     @contextlib.asynccontextmanager
     async def _registered(self, local: memoryview, *, reads: bool) -> AsyncIterator[MemoryRegion]:
-        """Memory of the program, registered for a transfer in its turn."""
-        # No data land in memory that is written from; every region allows local reads.
-        access = self._landing() if reads else Access(0)
-        # The peer learns the key of such memory, and could use it as long as that is registered.
+        """Register memory of the program for a transfer, when it is its turn."""
+        # A WRITE only reads local memory, and every region allows that.
+        access = self._read_target_access() if reads else Access(0)
+        # On iWARP, the peer learns the key of memory to READ into, and can write there as long as
+        # it stays registered.
         exposed = bool(access & Access.REMOTE_WRITE)
         memory = lent(local)
         registering = self.operations.registering
         await registering.acquire()
         try:
-            # A message is released soon, and a cache would keep its memory.
+            # Do not cache memory of a received message, which is going to be released soon.
             if self._cache is not None and not exposed and memory is local:
                 async with self._cache.get(local, access) as region:
                     yield region
@@ -645,11 +774,10 @@ class OneSided:
                 yield region
             finally:
                 region.close()
-            if exposed or registering.waiting:  # the next registers memory of its own
+            if exposed or registering.waiting:  # the next transfer in line needs memory, too
                 await region.wait_closed()
-            elif (
-                len(local) > INLINE_BYTES
-            ):  # a thread deregisters; until then the buffer is exported
+            elif len(local) > INLINE_BYTES:
+                # A thread deregisters it, and the buffer stays exported until then.
                 with contextlib.suppress(TimeoutError):
                     await region.wait_closed(DEREGISTER_S)
         finally:
@@ -659,18 +787,18 @@ class OneSided:
         self,
         opcode: Opcode,
         local: memoryview,
+        remote: RemoteRegion,
         where: int,
-        rkey: int,
         compare_add: int,
         swap: int = 0,
     ) -> None:
-        """Do one request with up to 64 KiB of the program, by way of other memory.
+        """Do one operation on up to 64 KiB of the program, by copying them.
 
-        C copies through the memory that was lent, if there is room, else they go through a buffer
-        of the pool.  The first of these is lent when it is free.
+        C copies through its bounce region if that has room, and otherwise they go through a buffer
+        of the pool.  The first buffer that is taken from the pool becomes the bounce region.
         """
-        operations, kind, size = self.operations, int(opcode), len(local)
-        number = await operations.number()
+        operations, kind, size, rkey = self.operations, int(opcode), len(local), remote.rkey
+        number = await self._number(remote, opcode)
         operation = operations.post_copied(number, kind, local, where, rkey, compare_add, swap)
         if operation is not None:
             self._require_all(opcode, await self._ended(operation))
@@ -679,7 +807,7 @@ class OneSided:
         try:
             region = await pool.take(max(size, 1))
         except BaseException:
-            operations.give(number)
+            operations.release_number(number)
             raise
         try:
             if opcode != Opcode.RDMA_READ:
@@ -691,11 +819,11 @@ class OneSided:
             if opcode == Opcode.RDMA_READ or opcode in ATOMICS:
                 local[:] = region.view[:size]
         except BaseException:
-            pool.drop(region)  # the adapter may still use the region
+            pool.drop(region)  # not `give`, because the adapter may still use it
             raise
         pool.give(region)
-        if self._link.state.lent is None and pool.lend(region):
-            self._link.state.lend(region)
+        if self._link.state.bounce_region is None and pool.lend(region):
+            self._link.state.set_bounce(region)
 
     # Requests
 
@@ -705,13 +833,13 @@ class OneSided:
         region: MemoryRegion,
         start: int,
         size: int,
+        remote: RemoteRegion,
         where: int,
-        rkey: int,
         imm: int | None = None,
     ) -> None:
-        """Post the requests of a transfer, and wait for all; the last has the immediate."""
+        """Post a transfer in pieces, and wait for all of them; the last has the immediate."""
         under_way: deque[Operation] = deque()
-        operations, done, came = self.operations, 0, 0
+        operations, done, moved = self.operations, 0, 0
         while True:
             part = min(LARGEST_REQUEST, size - done)
             last = done + part == size
@@ -719,30 +847,36 @@ class OneSided:
             addr = region.addr + start + done
             if part or imm is not None:
                 if len(under_way) == _GROUP:
-                    came += await self._ended(under_way.popleft())
-                number = await operations.number()
+                    moved += await self._ended(under_way.popleft())
+                try:
+                    number = await self._number(remote, opcode)
+                except StaleRegionError:
+                    for operation in under_way:  # they use the memory of the program
+                        await self._ended(operation)
+                    raise
                 under_way.append(
                     operations.post(
-                        number, int(kind), region, addr, part, where + done, rkey, imm or 0
+                        number, int(kind), region, addr, part, where + done, remote.rkey, imm or 0
                     )
                 )
             done += part
             if last:
                 break
         for operation in under_way:
-            came += await self._ended(operation)
-        self._require_all(opcode, came == size)  # not before all have ended: they use the memory
+            moved += await self._ended(operation)
+        # Checked only now, because the memory is in use until all pieces have completed.
+        self._require_all(opcode, moved == size)
 
     @staticmethod
     def _require_all(opcode: Opcode, complete: object) -> None:
-        """Raise if the adapter has completed a READ or an atomic without all of its data."""
+        """Raise if a READ or an atomic has completed before all of its data were there."""
         if not complete and opcode == Opcode.RDMA_READ:
             raise read_incomplete_error()
         if not complete and opcode in ATOMICS:
             raise result_lost_error(_NAMES[opcode])
 
     async def _ended(self, operation: Operation) -> int:
-        """Wait for an operation; the bytes that it has moved."""
+        """Wait for an operation, and return how many bytes it has moved."""
         try:
             return await operation
         except FlushedError as exc:

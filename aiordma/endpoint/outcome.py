@@ -1,32 +1,17 @@
-"""Outcome: whether a connection is over, the cause, and the exceptions that its calls then raise.
+"""Outcome: whether a connection is over, why, and which exceptions its calls then raise.
 
-The parts of a connection ask the Outcome, and not the connection, because they outlive it: a part
-that referred to the connection would keep it.
+The parts of a connection ask the Outcome and not the connection, because they can outlive it, and a
+reference to the connection would keep it alive.
 """
 
 from __future__ import annotations
 
 import errno
 
-from aiordma._core import (
-    WRONG_BARE,
-    WRONG_CREDIT,
-    WRONG_DONE,
-    WRONG_KIND,
-    WRONG_LENGTH,
-    WRONG_NUMBER,
-    WRONG_ORDER,
-    WRONG_SHORT,
-    WRONG_SIZE,
-    WRONG_TURN,
-    WRONG_WRITE,
-)
 from aiordma.endpoint.wire import AbortReason, protocol_error
 from aiordma.errors import (
     ConnectionEndedError,
     ConnectionLostError,
-    MessageDamagedError,
-    PeerSilentError,
     ProtocolError,
     RdmaTimeoutError,
     ResourceClosedError,
@@ -53,7 +38,7 @@ _LEFT_HINT = (
     "the peer closed in good order: nothing more can be sent to it; recv() still returns what it "
     "had sent"
 )
-# The words for a reason of the peer's ABORT, with a hint for the program.
+# For each reason of an ABORT of the peer, the text of the error, and a hint.
 _ABORTS = {
     AbortReason.PROGRAM: (
         "the peer aborted the connection",
@@ -65,7 +50,7 @@ _ABORTS = {
     ),
     AbortReason.TIMEOUT: (
         f"{_SAID}: it waited too long for this side",
-        "does this side's event loop stand still? See idle_timeout_s and fetch_timeout_s there",
+        "does this side's event loop stand still? See idle_timeout_s there",
     ),
     AbortReason.MEMORY: (f"{_SAID}: it ran out of memory", "see the peer's log"),
     AbortReason.DAMAGED: (
@@ -85,17 +70,17 @@ _ABORTS = {
 }
 
 
-#: Reasons that are a ProtocolError on both sides.
+#: Reasons for which both sides raise a ProtocolError.
 _BROKEN = (AbortReason.PROTOCOL, AbortReason.MESSAGE, AbortReason.REQUEST)
 
 
 def closed_error() -> ResourceClosedError:
-    """This side has closed the connection; a new exception each time."""
+    """The error of a connection that this side has closed; a new exception each time."""
     return ResourceClosedError(errno.ECONNABORTED, "the connection is closed")
 
 
 def reserved_error(call: str) -> RuntimeError:
-    """The connection carries requests, and `call` is for messages; a new exception each time."""
+    """The error of `call`, which is for messages, on a connection that carries requests."""
     return RuntimeError(
         f"the connection carries requests since its first request() or requests(): {call} would "
         "take or send messages among them; use a second connection for messages"
@@ -103,7 +88,7 @@ def reserved_error(call: str) -> RuntimeError:
 
 
 def unserved_error() -> ProtocolError:
-    """The peer's program uses requests, and this side's receives messages."""
+    """The error if the peer's program sends requests and this side's receives messages."""
     text = "the peer uses requests on the connection, and this side's program receives messages"
     error = protocol_error(text)
     error.hint = (
@@ -115,14 +100,14 @@ def unserved_error() -> ProtocolError:
 
 
 def eof_error() -> ResourceClosedError:
-    """This side has sent the end of its messages; a new exception each time."""
+    """The error of a send after `send_eof()`; a new exception each time."""
     error = ResourceClosedError(errno.ESHUTDOWN, "send_eof() was called: nothing more can be sent")
     error.hint = "send everything before send_eof(); messages of the peer are still received"
     return error
 
 
 def ended_error() -> ConnectionEndedError:
-    """The peer has closed the connection in good order; a new exception each time."""
+    """The error of `recv` when the peer has closed in good order; a new exception each time."""
     return ConnectionEndedError("the peer closed the connection")
 
 
@@ -136,27 +121,31 @@ def _lost(text: str, hint: str, *, protocol: bool = False) -> ConnectionLostErro
 
 
 def left_error() -> ConnectionLostError:
-    """The peer has closed in good order, for all calls but recv(): a sender expects no end."""
+    """The error of all calls but `recv` when the peer has closed in good order.
+
+    It is a ConnectionLostError, because the peer's close is not expected by a program that sends.
+    """
     return _lost("the peer closed the connection", _LEFT_HINT)
 
 
 def abort_reason(cause: BaseException) -> AbortReason | None:
-    """The reason for an ABORT to the peer; None for a cause that needs or allows no message."""
+    """The reason to send with ABORT; None if the cause neither needs nor allows an ABORT."""
     if isinstance(cause, ProtocolError):
         if cause._unserved:
             return AbortReason.REQUEST
         return AbortReason.MESSAGE if cause._foreign else AbortReason.PROTOCOL
-    if isinstance(cause, MessageDamagedError):
+    lost = cause.errno if isinstance(cause, ConnectionLostError) else None
+    if lost == errno.EBADMSG:
         return AbortReason.DAMAGED
     if isinstance(cause, MemoryError) or getattr(cause, "_unpinned", False):
         return AbortReason.MEMORY
-    if isinstance(cause, (PeerSilentError, TimeoutError)):
+    if lost == errno.ETIMEDOUT or isinstance(cause, TimeoutError):
         return AbortReason.TIMEOUT
     return None
 
 
 def aborted_error(reason: int = AbortReason.PROGRAM) -> ConnectionLostError:
-    """The peer has aborted the connection, with a reason.
+    """The error of a connection that the peer has aborted.
 
     Args:
         reason: An `AbortReason`, or the number of a reason that is not known here.
@@ -169,12 +158,12 @@ def aborted_error(reason: int = AbortReason.PROGRAM) -> ConnectionLostError:
 
 
 def stalled_error(seconds: float) -> RdmaTimeoutError:
-    """The peer lives, and took nothing for so many seconds."""
+    """The error of a send to a peer that is alive, but has accepted nothing for so long."""
     return RdmaTimeoutError(errno.ETIMEDOUT, f"the peer took nothing for {seconds} s")
 
 
 def vanished_error() -> ConnectionLostError:
-    """The peer has disconnected, and has sent neither END nor ABORT."""
+    """The error if the peer has disconnected without sending END or ABORT."""
     text = "the peer disconnected without a word: its process ended, or its adapter failed"
     hint = (
         "did the peer's process end, by a signal perhaps, or without closing the connection? Was "
@@ -183,36 +172,39 @@ def vanished_error() -> ConnectionLostError:
     return _lost(text, hint)
 
 
-def violation(kind: int, first: int, second: int) -> ConnectionLostError:
-    """The peer broke the message protocol, or an adapter its promises.
+def violation(kind: str, first: int, second: int) -> ConnectionLostError:
+    """The error if the peer has broken the message protocol, or the adapter its guarantees.
 
-    `MessageState.wrong` has the numbers.
+    The arguments are those of `MessageState.failure`: one of `VIOLATIONS`, and two numbers whose
+    meaning depends on it.
     """
-    if kind == WRONG_TURN:
+    if kind == "TURN":
         what = "receive" if first else "send"
         text = f"the adapter completed a {what} twice, or out of order (slot {second})"
         return _lost(text, _TURN_HINT)
     texts = {
-        WRONG_SHORT: f"a message of {first} bytes is shorter than its header",
-        WRONG_LENGTH: f"length {first} announced, {second} bytes came",
-        WRONG_CREDIT: "a message came without credit",
-        WRONG_KIND: f"message kind {first}",
-        WRONG_BARE: f"an immediate that announces kind {first} with flags {second:#x}",
-        WRONG_WRITE: "a write with an immediate",
-        WRONG_DONE: f"it answered exchange {first}: more answers than exchanges",
-        WRONG_SIZE: f"a message of {first} bytes, of at most {second}",
-        WRONG_ORDER: f"another message came in place of {first} bytes that are missing",
-        WRONG_NUMBER: f"message number {first} came in place of {second}: one came twice, or is "
+        "SHORT": f"a message of {first} bytes is shorter than its header",
+        "LENGTH": f"length {first} announced, {second} bytes came",
+        "CREDIT": "a message came without credit",
+        "KIND": f"message kind {first}",
+        "BARE": f"an immediate that announces kind {first} with flags {second:#x}",
+        "WRITE": "a write with an immediate",
+        "DONE": f"it answered exchange {first}: more answers than exchanges",
+        "SIZE": f"a message of {first} bytes, of at most {second}",
+        "ORDER": f"another message came in place of {first} bytes that are missing",
+        "NUMBER": f"message number {first} came in place of {second}: one came twice, or is "
         "missing",
+        "PROOF": f"its first message, of {first} bytes, does not prove that it has the key",
+        "NOTE": f"a note of a write with flags {first:#x} and {second} bytes",
     }
     return protocol_error(f"the peer broke the protocol: {texts[kind]}")
 
 
 class Outcome:
-    """The outcome of one connection.
+    """Whether, and why, one connection is over.
 
     Attributes:
-        closing: Whether the program has closed it; sent messages may still be on their way.
+        closing: Whether the program has closed it.  Sent messages may still be in flight.
         cause: The first cause of the end; None while messages are sent and received.
     """
 
@@ -224,16 +216,16 @@ class Outcome:
 
     @property
     def decided(self) -> bool:
-        """Whether the connection is closed, closing or lost."""
+        """Whether the connection is being closed, or is closed or lost."""
         return self.closing or self.cause is not None
 
     @property
     def left(self) -> bool:
-        """Whether the cause is that the peer has closed the connection in good order."""
+        """Whether the connection is over because the peer has closed it in good order."""
         return getattr(self.cause, "hint", None) is _LEFT_HINT
 
     def failure(self) -> BaseException:
-        """The exception for the next call; a new one each time, with the first cause."""
+        """A new exception for a call of the program, which names the first cause."""
         cause = self.cause
         if cause is None or isinstance(cause, ResourceClosedError):
             return closed_error()
@@ -245,10 +237,12 @@ class Outcome:
         return lost_error(cause)
 
     def explaining(self) -> _Explaining:
-        """Have a block raise the outcome where it finds an object of the adapter closed.
+        """A context manager for code that uses objects of the adapter.
+
+        When a connection is lost, these are closed.  The block then raises the cause instead.
 
         Raises:
-            ConnectionLostError: The connection is lost; in place of a ResourceClosedError.
+            ConnectionLostError: The connection is lost; instead of a ResourceClosedError.
         """
         return _Explaining(self)
 
@@ -259,10 +253,11 @@ class Outcome:
 
 
 class _Explaining:
-    """The block of `Outcome.explaining`.
+    """The context manager of `Outcome.explaining`.
 
-    No generator under `contextlib.contextmanager`: in CPython 3.12 and 3.13, one that replaces an
-    exception leaves that one in a cycle, which keeps the connection until the collector runs.
+    It is a class, because in CPython 3.12 and 3.13 a generator under `contextlib.contextmanager`
+    that replaces an exception leaves the replaced one in a reference cycle, which would keep the
+    connection alive until the garbage collector runs.
     """
 
     __slots__ = ("_outcome",)
@@ -271,7 +266,7 @@ class _Explaining:
         self._outcome = outcome
 
     def __enter__(self) -> None:
-        """Nothing to do: the end of the block counts."""
+        """Do nothing."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, *_: object

@@ -1,261 +1,78 @@
-"""Receiver: messages on their way to the program, and tasks that wait for them.
+"""Messages that have arrived, and the tasks that wait for them.
 
 Theory of operation
-    Every message of the peer arrives in a slot, and waits in a ring in the order of arrival; both
-    are C's (`MessageState`).  The message becomes an object when the program asks for it, and its
-    slot is free when the program has released it.  The slot is then posted again, and only after
-    that the peer gets a credit for it: a receive is posted for each credit.
+    Every message of the peer arrives in a receive slot, and is entered in a ring in the order of
+    arrival; both belong to C (`MessageState`).  A `Message` object is made when the program
+    receives the message, and the slot is free when the program has released it.  Then the slot is
+    posted again, and only after that the peer gets a credit for it, because every credit has to
+    have a posted receive.
 
-    A large message has a place in the ring from its announcement on; the message itself is made
-    when it was fetched (`endpoint.large`), and waits here.
+    A large message is entered in the ring when it is announced.  Its `Message` is made when it has
+    been fetched (`endpoint.large`), and is kept here until it is received.
 
-    A program may keep messages as long as it likes.  Once it holds half of the window, further
-    messages are copied on delivery, and their slots are free at once.  Messages that the program
-    has not taken stay in their slots, so that a slow program slows its peer down.
+    A program may keep messages as long as it likes.  Once it keeps half of the window, further
+    messages are copied when they are received, and their slots are free at once.  Messages that
+    have not been received stay in their slots, so that a slow program slows its peer down.
 
-    No message is ever bound to a task that waits, so that a canceled `recv()` loses nothing.  The
-    first task that waits is resumed by the drain that brought the message (`Parked`); others stand
-    in line behind it, and as many are resumed at once as there are messages for.
+    A message is never assigned to a waiting task, so that a canceled `recv()` loses nothing.  The
+    first waiting task is resumed by the drain that brought the message (`ReceiveWakeup`).  The
+    others wait in a line behind it, of which as many are resumed as there are messages.
 
-    A task in `recv_into` stands in the same line.  It copies a message out of the slots or the
-    landing, without an object.  A large message that was not begun it takes for itself: the READs
-    go to the program's buffer (`Fetches.read_into`), and meanwhile no other task gets a message.
-    The message stays in the ring until all of it is there, so that a canceled task leaves it to the
-    next.
-
-    Credits, and the frames that carry them to the peer, are the protocol's (`_core/message.c`).
-    `Window` is the policy: the window begins small, grows when the peer has used up its credits,
-    and shrinks when other connections wait for slots and this connection has more than its share.
-    A connection with slots of its own grows at once, so that the peer can send `recv_depth`
-    messages ahead; the member of a pool grows when its program has released a message.
-
-    A slot may leave, instead of being posted again, only if the adapter still has a receive for
-    each credit without it.  That is always the case for the slot of a data message: with the
-    message a credit has gone, too.  The window shrinks by credits that are not given to the peer
-    again, never by a credit that the peer has.
+    A task in `recv_into` waits in the same way.  C copies a message directly out of its slots or
+    its landing.  A large message that nobody has begun to fetch is read into the program's buffer
+    (`Fetches.read_into`), and meanwhile no other task gets a message.  It stays in the ring until
+    all of it is there, so that the next task gets it if this one is canceled.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from aiordma._core import Message, MessageState
+from aiordma.endpoint.announced import Fetches, Large
 from aiordma.endpoint.config import (
-    CONTROL_SLOTS,
-    COPIED_BYTES,
-    MIN_WINDOW,
     ConnectionConfig,
 )
-from aiordma.endpoint.link import Link, memory_log
+from aiordma.endpoint.link import Link
 from aiordma.endpoint.outcome import unserved_error
+from aiordma.endpoint.window import Window
 from aiordma.errors import MessageTooLargeError
-from aiordma.loop.empty import EMPTY
 from aiordma.loop.wait_line import WaitLine
-from aiordma.memory.arena import Arena
-from aiordma.memory.byte_budget import AHEAD
 from aiordma.requests.exchange import Exchange
 from aiordma.requests.place import COPY_STEP
 
-__all__ = ["Large", "MemoryShare", "Receiver", "Window"]
+__all__ = ["Receiver"]
 
-#: Size of the place in line of a task that has memory for the message.
+#: The size of an entry in the line marks tasks in `recv_into`, which bring memory of their own.
 _INTO = 0
+#: In place of a line and a list, until a task waits behind another one, and until a large message
+#: comes: most connections need neither.  Nothing is added to these.
+_NOBODY: WaitLine[int] = WaitLine()
+_NONE_LARGE: list[Large] = []
 
 
-class Window:
-    """The receive slots of one connection."""
+class _ClosedReceiver:
+    """Replaces the receiver of a closed connection, for messages that the program still keeps.
 
-    __slots__ = ("_config", "_link", "_state")
-
-    def __init__(self, link: Link, config: ConnectionConfig) -> None:
-        self._link = link
-        self._config = config
-        self._state: MessageState = link.state
-
-    @property
-    def _recv(self) -> Arena:
-        return self._link.slots.recv
-
-    @property
-    def size(self) -> int:
-        """Data messages for which there are slots; those that are leaving do not count."""
-        return self._link.slots.counts[0] - self._state.control
-
-    def back(self, slot: int) -> None:
-        """Post a free slot that C has left to Python, or return it to the pool."""
-        state = self._state
-        if self._recv.leaving(slot) and state.posted >= state.unused + state.control:
-            self._recv.hand_in(slot)
-            self._link.fit()
-        else:
-            self._post((slot,))
-
-    def take_announcements(self, announce: Callable[[int, bytes, int | None], None]) -> None:
-        """Call `announce` for each large message that the peer has announced, and post its slot."""
-        state = self._state
-        while state.large and (large := state.next_large(self._config.receives)) is not None:
-            length, imm, body, slot = large
-            try:
-                announce(length, body, imm)
-            finally:
-                code = state.back_now(slot)
-                if code < 0:
-                    self.back(slot)
-                else:
-                    self._link.check(code)
-
-    def adapt(self) -> None:
-        """Fit the window to the needs of the peer and of the pool; a message was released.
-
-        Messages that the program keeps take at most half of the window.
-        """
-        arena, state = self._recv, self._state
-        if not state.unused:
-            self.grow()
-        elif (spare := arena.spare) and self.size - spare >= max(MIN_WINDOW, 2 * state.held):
-            # Then all slots are posted, or hold messages, and `shrink` finds none that is free.
-            self._post(state.take_unposted())
-            arena.shrink()
-            self._fit()
-
-    def _post(self, slots: Iterable[int]) -> None:
-        slots = list(slots)
-        if slots:
-            self._link.post_recv(slots)
-            self._state.posted += len(slots)
-            self._link.check(self._state.credit())
-
-    def grow(self) -> None:
-        """Get more slots, if the peer has used up its credits."""
-        if not self._state.unused and self.size < self._config.recv_depth:
-            self._step(self.grow)
-
-    def fit_fragments(self, size: int) -> None:
-        """Get slots for messages of so many bytes, of which the peer has had to announce one."""
-        if self._state.grows and size <= min(self._config.rendezvous_threshold, COPIED_BYTES):
-            frames = -(-size // self._config.eager_size)
-            while self.size < min(2 * frames, self._config.recv_depth) and self._step(self.grow):
-                pass
-
-    def expect(self, answers: int, again: Callable[[], None]) -> int:
-        """Get receives for answers to large messages.
-
-        Args:
-            answers: Number of them.
-            again: Called when another call may get more.
-
-        Returns:
-            For how many answers there are receives.
-        """
-        lacking = answers - self.answers
-        if lacking > 0:
-            self._step(again, lacking)
-        return self.answers
-
-    @property
-    def answers(self) -> int:
-        """Answers to large messages for which there are receives."""
-        return self._state.control - CONTROL_SLOTS
-
-    def _step(self, again: Callable[[], None], answers: int = 0) -> int:
-        """Post some more slots, up to `answers` of them for such; return how many."""
-        arena, state = self._recv, self._state
-        before = arena.count
-        slots = list(arena.grow(again))
-        if arena.count != before:
-            # Beyond the window there are only receives for answers.
-            answers = max(answers, self.size - self._config.recv_depth)
-            state.control += min(answers, len(slots))
-            state.grown = True
-            self._fit()
-            self._link.note("has %d slots to receive", arena.count, log=memory_log)
-        self._post(slots)
-        return len(slots)
-
-    def _fit(self) -> None:
-        """Set the new number of slots, and their keys, in the state."""
-        self._recv.enough = min(
-            self._config.receives, self._config.recv_depth + self._state.control
-        )
-        self._state.size(self.size)
-        self._link.fit()
-
-
-class MemoryShare:
-    """A large message's share of the budgets.
-
-    Args:
-        room: Its bytes.
-
-    Attributes:
-        part: The part of the budgets that it is of.
+    It keeps the memory of their slots alive.  When a message is released, nothing is to be done.
     """
-
-    __slots__ = ("part", "room")
-
-    def __init__(self, room: int) -> None:
-        self.room: int = room
-        self.part: int = AHEAD
-
-
-class Large:
-    """The place of a large message of the peer, from its announcement on.
-
-    Args:
-        length: Its bytes.
-        lands: Whether it may be read into memory of the program.
-
-    Attributes:
-        message: None while it is being fetched.
-        waits: Whether its memory has not been chosen yet.
-        taken: Whether a task of `recv_into` is filling a buffer of the program with it.
-        share: Its share of the budgets, until the program has it; None: it has none.
-    """
-
-    __slots__ = ("lands", "length", "message", "share", "taken", "waits")
-
-    def __init__(self, length: int, *, lands: bool = False) -> None:
-        self.length: int = length
-        self.lands: bool = lands
-        self.message: Message | None = None
-        self.share: MemoryShare | None = None
-        self.waits: bool = True
-        self.taken: bool = False
-
-
-class Fetches(Protocol):
-    """The fetcher of large messages, as the receiver sees it."""
-
-    def on_read(self, number: int) -> None:
-        """A READ of a large message has completed."""
-
-    def taken(self, large: Large) -> None:
-        """The program has taken a large message."""
-
-    def wanted(self) -> None:
-        """The program waits for a large message that is not there yet."""
-
-    async def read_into(self, large: Large, view: memoryview) -> bool:
-        """Read the next message into memory of the program; False: look again."""
-
-
-class _Kept:
-    """The rest of a receiver, for messages that the program has kept: the memory of the slots."""
 
     __slots__ = ("more_slots", "slots")
 
-    def __init__(self, slots: memoryview, more_slots: memoryview) -> None:
+    def __init__(self, slots: Any, more_slots: memoryview) -> None:
         self.slots = slots
         self.more_slots = more_slots
 
+    def on_arrival(self, starved: bool) -> None:
+        """Do nothing: nobody receives it."""
+
     def slot_back(self, slot: int, exported: Message | None, kept: bool) -> None:
-        """Leave the slot: it is not used any more."""
+        """Do nothing: the slot is not used any more."""
 
     def _posted_again(self, slot: int, code: int) -> None:
-        """As `slot_back`."""
+        """Do nothing, as `slot_back`."""
 
 
 def _too_large(size: int, room: int) -> MessageTooLargeError:
@@ -270,19 +87,18 @@ class Receiver:
     """The receiving side of one connection.
 
     Attributes:
-        window: Receive slots.
-        large: Large messages that were announced and not taken, in order.
-        fetcher: Fetches large messages; None before the first.
-        slots: All bytes of the first slots, of which a message has its own.
-        exchange: The requests, if the messages are requests.  A task of the library receives them,
-            so that C leaves each receive of the program to Python, which refuses it.
-        has_memory: Whether the program has memory for large messages (`recv_into`), so that they
-            are not fetched ahead; until it takes a large message without.
+        large: The large messages that were announced and not received yet, in order.
+        fetcher: What fetches large messages; None before the first.
+        slots: All bytes of the first slots, an object with the buffer protocol; a message has a
+            view of its own.
+        exchange: The requests, if the connection carries requests.  A task of the library then
+            receives all messages.  C leaves each receive of the program to Python, which refuses
+            it.
     """
 
     __slots__ = (
-        "_ended", "_failure", "_lingering", "_link", "_resumed", "_state", "_waiters", "exchange",
-        "fetcher", "has_memory", "large", "slots", "window",
+        "_config", "_ended", "_failure", "_lingering", "_link", "_resumed", "_state", "_waiters",
+        "_window", "exchange", "fetcher", "large", "slots",
     )  # fmt: skip
 
     _failure: Callable[[], BaseException] | None
@@ -293,63 +109,79 @@ class Receiver:
     def __init__(self, link: Link, config: ConnectionConfig) -> None:
         self._link = link
         self._state: MessageState = link.state
-        self._waiters: WaitLine[int] = WaitLine()
-        self._resumed = 0  # tasks of the line that have not looked yet: a message for each is there
-        self.slots: memoryview[int] = link.slots.received
-        self._lingering: list[tuple[Message, int, bool]] = []
-        self.large: deque[Large] = EMPTY
+        self._waiters: WaitLine[int] = _NOBODY
+        self._resumed = 0  # tasks of the line that were resumed for a message, and have not run yet
+        self.slots: Any = link.slots.received
+        self._lingering: list[tuple[Message, int, bool]] | None = None
+        self.large: list[Large] = _NONE_LARGE
         self._failure = self._ended = self.fetcher = self.exchange = None
-        self.has_memory: bool = False
-        self.window: Window = Window(link, config)
-        self._state.receiver = self
+        self._window: Window | None = None
+        self._config = config
+        self._state.set_receiver(self)
+
+    @property
+    def window(self) -> Window:
+        """The receive slots."""
+        if self._window is None:
+            self._window = Window(self._link, self._config)
+        return self._window
 
     @property
     def more_slots(self) -> memoryview:
-        """All bytes of the slots that have come since."""
+        """All bytes of the receive slots that were added since."""
         return self._link.slots.more_received
 
-    # From the adapter
+    # Called for the adapter
 
-    def on_arrival(self) -> None:
-        """Resume tasks in line for messages that have arrived; C had no task to resume."""
+    def on_arrival(self, starved: bool) -> None:
+        """Resume tasks in line for messages that have arrived, when none waits in C.
+
+        Args:
+            starved: Whether the peer may have no credit left, and be owed one.
+        """
         if self._waiters.places:
             self.wake()
-            self._link.loop.call_soon(self._give_credit)
+            self._link.loop.call_soon(self._send_credits)
             return
-        self._state.waiting = False
-        # The program may be busy for long, with a send that waits, for instance, and take nothing:
-        # the peer, which has no credit left, must be able to send what there is room for.
-        if self._state.due <= 1:
-            self._link.loop.call_soon(self._give_credit)
+        self._state.await_arrival(False)
+        # The program may be busy for a long time, for instance with a send that waits, and receive
+        # nothing.  A peer that has no credit left must still be able to fill the free slots.
+        if starved:
+            self._link.loop.call_soon(self._send_credits)
 
-    def _give_credit(self) -> None:
-        """Give credits to the peer that no answer of the program has taken along."""
+    def _send_credits(self) -> None:
+        """Send credits that are due, unless a message of the program has taken them along."""
         if not self._link.closed:
-            self._link.check(self._state.error or self._state.credit())
+            self._link.check(self._state.credit())
 
     def announced(self, large: Large) -> None:
-        """Note a large message that has got its place in the ring."""
-        if self.large is EMPTY:
-            self.large = deque()
+        """Note a large message, which has just been entered in the ring."""
+        if self.large is _NONE_LARGE:
+            self.large = []
         self.large.append(large)
 
     def wake(self) -> None:
-        """Resume as many tasks as there are messages that can be taken."""
-        if not self._ready or self._state.parked.wake_soon():
+        """Resume as many tasks as there are messages that can be received."""
+        if self.exchange is not None:
+            self._read_soon(self.exchange)
             return
-        # No message behind a large message is taken before it.
-        count = 1 if self._state.large else self._state.arrived
+        first = self._state.receive_wakeup
+        if not self._ready or first.wake_soon():
+            return
+        # A message behind a large one cannot be received before it.  And if a task was resumed in
+        # C and has not run yet, the first message is for that one.
+        count = (1 if self._state.large else self._state.arrived) - first.waiting
         while self._resumed < count and self._waiters.grant(1):
             self._resumed += 1
 
     @property
     def _ready(self) -> bool:
-        """Whether there is a message for the program."""
+        """Whether there is a message that a task can receive."""
         first = self._state.peek()
-        return first is not None and (first[0] is not None or self._is_here())
+        return first is not None and (first[0] is not None or self._large_is_available())
 
-    def _is_here(self) -> bool:
-        """Whether a task can take the first large message, or have it read."""
+    def _large_is_available(self) -> bool:
+        """Whether a task can receive the first large message, or read it into its own memory."""
         if not self.large or self.large[0].taken:
             return False
         large = self.large[0]
@@ -357,67 +189,86 @@ class Receiver:
 
     @property
     def has_memory_next(self) -> bool:
-        """Whether the first task in line has memory for a large message."""
-        return not self._state.parked.waiting and self._waiters.next_size == _INTO
+        """Whether the task whose turn it is, or the first in line, is in `recv_into`."""
+        if self._state.receive_wakeup.waiting:
+            return self._state.awaited_into
+        return self._waiters.next_size == _INTO
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether large messages are not fetched ahead, because the program uses `recv_into`.
+
+        False again after it has received a large message with `recv`.
+        """
+        return self._state.has_memory
 
     @property
     def asks_memory(self) -> bool:
-        """Whether the task that looks next is to tell whether it has memory."""
+        """Whether to leave a large message alone, because the next task may be in `recv_into`."""
         return self.has_memory and (self._resumed > 0 or self.has_memory_next)
 
     def is_next(self, large: Large) -> bool:
-        """Whether the program gets this message next."""
+        """Whether this is the message that the program receives next."""
         first = self._state.peek()
         is_large = first is not None and first[0] is None
         return is_large and bool(self.large) and self.large[0] is large
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a task waits for a message."""
-        return bool(self._waiters.places or self._state.parked.waiting)
+        """Whether a task waits for a message, or the requests do."""
+        if self.exchange is not None:
+            return True
+        return bool(self._waiters.places or self._state.receive_wakeup.waiting)
 
     # Slots
 
     def slot_back(self, slot: int, exported: Message | None, kept: bool) -> None:
-        """Free the slot of a message that was released or collected; in any thread.
+        """Free the slot of a message that was released or garbage collected.  In any thread.
 
         Args:
-            slot: Its number.
-            exported: The message, if its buffer is still exported; the slot is free when the last
-                export has ended.
-            kept: Whether the message was counted in `MessageState.held`.
+            slot: The number of the slot.
+            exported: The message, if its buffer is still exported.  The slot is then free when the
+                last export has ended.
+            kept: Whether the message was counted in `MessageState.kept`.
         """
-        self._link.in_loop(lambda: self._slot_free(exported, slot, kept))
+        self._link.in_loop(lambda: self._free_slot(exported, slot, kept))
 
-    def _slot_free(self, exported: Message | None, slot: int, kept: bool) -> None:
-        if exported is not None and exported._exports:
-            self._lingering.append((exported, slot, kept))
-            self._state.python = True
-            return
-        self._state.held -= kept
-        if not self._link.closed and (code := self._state.back(slot)):
+    def free_slot(self, slot: int, kept: bool = False) -> None:
+        """Free the slot of a frame that took a credit, whose bytes nobody uses any more."""
+        code = self._state.release_slot(slot, kept)
+        if code and not self._link.closed:
             self._posted_again(slot, code)
 
+    def _free_slot(self, exported: Message | None, slot: int, kept: bool) -> None:
+        if exported is not None and exported._exports:
+            if self._lingering is None:
+                self._lingering = []
+            self._lingering.append((exported, slot, kept))
+            self._state.delegate(True)
+            return
+        self.free_slot(slot, kept)
+
     def _posted_again(self, slot: int, code: int) -> None:
-        """Do the work that `MessageState.back` leaves to Python."""
+        """Do what `MessageState.release_slot` leaves to Python, or handle the errno of a post."""
         if code > 0:
             self._link.check(code)
-        elif not self._link.closed:  # nor in a forked child: the slots are its parent's
+        elif not self._link.closed:  # as it is in a forked child, whose parent owns the slots
             self.window.adapt()
             self.window.back(slot)
 
     def _retry_lingering(self) -> None:
-        lingering, self._lingering = self._lingering, []
+        lingering, self._lingering = self._lingering or (), None
         for exported, slot, kept in lingering:
-            self._slot_free(exported, slot, kept)
+            self._free_slot(exported, slot, kept)
 
-    # To the program
+    # For the program
 
     def take(self) -> Message | None:
-        """The next message, in order; None if there is none yet.
+        """Receive the next message, in order; None if there is none yet.
 
         Raises:
-            BaseException: There will be none; the function of `end` or `fail` makes the exception.
+            BaseException: No message will arrive; the function given to `end` or `fail` makes the
+                exception.
         """
         if self._lingering:
             self._retry_lingering()
@@ -429,25 +280,27 @@ class Receiver:
         if first is not None and first[0] is None:
             message = self._take_large()
         elif first is not None and (message := self._take_small()) is not None:
-            self._taken(len(message))
-        state.python = self._looks_closer
+            self._resume_others()
+        state.delegate(self._needs_python)
         if message is None:
-            self._none(is_last=first is None)
-            self._want()
+            self._prepare_to_wait(ring_is_empty=first is None)
+            self._fetch_first()
         return message
 
     @property
-    def _looks_closer(self) -> bool:
-        """Whether Python is to look at the next message, too."""
-        if self._state.requested and self.exchange is None:
+    def _needs_python(self) -> bool:
+        """Whether the next message has to be received in Python, too."""
+        if self._state.requested or self.exchange is not None:
             return True
-        return bool(self._over or self._lingering or self._waiters.places)
+        return bool(self._over or self._lingering or self._waiters.places or self._resumed)
 
     def _require_requests(self) -> None:
-        """Raise unless the program takes requests: the next message is the first of them.
+        """End the connection, and raise, if the program receives plain messages.
+
+        To be called for the first message of a peer that uses the connection for requests.
 
         Raises:
-            ConnectionLostError, ResourceClosedError: It receives messages; the connection ends.
+            ConnectionLostError, ResourceClosedError: The program receives plain messages.
         """
         if self.exchange is not None:
             return
@@ -456,76 +309,79 @@ class Receiver:
             self._link.fail(error)
         raise error if self._failure is None else self._failure()
 
-    def _taken(self, size: int) -> None:
-        """Count a message, and resume the tasks for those behind it."""
-        self._state.messages_received += 1
-        self._state.bytes_received += size
+    def _resume_others(self) -> None:
+        """Resume tasks for the messages behind the one that was just received."""
         if self._waiters.places:
-            self.left()
+            self.resume_next()
 
-    def _none(self, *, is_last: bool) -> None:
-        """There is no message to take yet.
+    def _prepare_to_wait(self, *, ring_is_empty: bool) -> None:
+        """Have the next arrival noted, as the task is going to wait for it.
 
         Raises:
             BaseException: As `take`.
         """
-        if self._ended is not None and is_last:
+        if self._ended is not None and ring_is_empty:
             raise self._ended()
         if self._failure is not None:
             raise self._failure()
-        self._state.waiting = True
-        self._give_credit()  # a credit may have been put off
-        if self._failure is not None:  # the post of the credit has failed
+        self._state.await_arrival(True)
+        self._send_credits()  # those that were put off: the peer may need them to send
+        if self._failure is not None:  # the credits could not be posted
             raise self._failure()
 
     def _take_small(self) -> Message | None:
-        state = self._state
-        message = state.take()
-        # None: the collector has run a function that took it, or aborted the connection.
-        if message is None or not message._in_slot:
-            return message
-        if state.held < state.half:
-            message._kept = True
-            state.held += 1
+        message = self._state.take()
+        # It can be None: the collector may have run a function of the program, which received the
+        # message or aborted the connection.
+        if message is None or not message._in_slot or message._kept:
             return message
         try:
             message._detach()
         except MemoryError as exc:
-            self._link.fail(exc)  # without it the order would have a gap
+            self._link.fail(exc)  # otherwise a message would be missing in the sequence
             raise
         return message
 
     def _take_large(self) -> Message | None:
         message = self.large[0].message if self.large and not self.large[0].taken else None
         if message is not None:
-            self.has_memory = False
-            large = self.large.popleft()
-            self._state.skip()
+            self._state.keep_memory(False)
+            large = self.large.pop(0)
+            # Not `len(message)`: an answer that was read into other memory leaves an empty message.
+            self._state.take_large(large.length)
             if self.fetcher is not None:
                 self.fetcher.taken(large)
-            self._taken(large.length)  # not of the message: an answer in its place is empty
+            self._resume_others()
         return message
 
-    def _want(self) -> None:
-        """Have a large message fetched if it is the first that the program waits for."""
+    def _fetch_first(self) -> None:
+        """Have the first large message fetched, because a task waits for it."""
         if self.large and self.fetcher is not None:
             self.fetcher.wanted()
 
-    def _looked(self, resumed: int) -> None:
-        """Count off a task of the line that looks now, or was canceled before."""
+    def _wait(self, size: int = 1, *, again: bool) -> Coroutine[Any, Any, int]:
+        """Enter the line; see `WaitLine.wait`."""
+        if self._waiters is _NOBODY:
+            self._waiters = WaitLine()
+        return self._waiters.wait(self._count_off, size, again=again)
+
+    def _count_off(self, resumed: int) -> None:
+        """Count a resumed task of the line off, because it runs now, or was canceled."""
         self._resumed -= resumed
 
-    def left(self) -> None:
-        """Resume the next task: a task has left its wait by an exception, perhaps in its turn.
+    def resume_next(self) -> None:
+        """Pass the turn on to the next task in line, if there is a message for it.
 
-        Or it has taken a message, and a large message is the first only since.
+        To be called when a task stops waiting because of an exception, as it may have been its
+        turn; and when a task has received a message, as the next one may be large and is to be
+        fetched then.
         """
         self.wake()
         if self.is_awaited and not self._resumed and not self._ready:
-            self._want()
+            self._fetch_first()
 
-    def reserve(self, exchange: Exchange) -> Exchange:
-        """Reserve the messages for requests.
+    def reserve(self, make: Callable[[], Exchange]) -> Exchange:
+        """Have all further messages go to the exchange that `make` makes: they are requests.
 
         Raises:
             RuntimeError: A task waits for a message.
@@ -533,55 +389,93 @@ class Receiver:
         if self.is_awaited or (self.large and self.large[0].taken):
             msg = "a task waits in recv(): a connection carries messages or requests, not both"
             raise RuntimeError(msg)
-        self.exchange = exchange
-        self._state.python = True
+        exchange = self.exchange = make()
+        self._state.delegate(True)
+        self._read_soon(exchange)
         return exchange
 
-    async def recv(self) -> Message:
-        """The next message, in order.  Cancellation: nothing is lost."""
-        state, waiters = self._state, self._waiters
-        while (message := self.take()) is None:
+    def _read_soon(self, exchange: Exchange) -> None:
+        """Have the requests read what has arrived, or hear that nothing will."""
+        if not self._link.loop.is_closed():  # on a closed loop no task waits
+            self._link.loop.call_soon(exchange.read)
+
+    @property
+    def _has_line(self) -> bool:
+        """Whether tasks wait, or were resumed and have not run yet."""
+        return self.is_awaited or self._resumed > 0
+
+    @property
+    def _has_to_queue(self) -> bool:
+        """Whether a new task has to wait behind others, even if there is a message.
+
+        Not if no further message will arrive: then all tasks in line have been resumed already,
+        and nobody would resume the new one.
+        """
+        return self._has_line and not self._over
+
+    async def recv(self, waited: bool = False) -> Message:
+        """Receive the next message, in order.  Cancellation: nothing is lost.
+
+        Args:
+            waited: Whether the task has already waited in C, so that it is its turn.
+        """
+        state = self._state
+        has_to_queue = not waited and self._has_to_queue
+        while has_to_queue or (message := self.take()) is None:
+            has_to_queue = False
             try:
-                if waiters.places or state.parked.waiting:
-                    state.python = True
-                    self._looked(await waiters.wait(self._looked))
+                if self._has_line:
+                    state.delegate(True)
+                    state.await_arrival(True)
+                    self._count_off(await self._wait(again=waited))
                 else:
-                    await state.parked
+                    await state.receive_wakeup
+                waited = True
             except BaseException:
-                self.left()
+                self.resume_next()
                 raise
         return message
 
-    async def recv_into(self, view: memoryview) -> int:
-        """Take the next message into a buffer of the program; returns its bytes.
+    async def recv_into(self, view: memoryview, waited: bool = False) -> int:
+        """Receive the next message into a buffer of the program, and return its size.
+
+        Args:
+            view: All of the buffer.
+            waited: As for `recv`.
 
         Raises:
-            MessageTooLargeError: It has more bytes than the buffer; it stays the next.
+            MessageTooLargeError: The message is larger than the buffer; it remains the next one.
 
         Cancellation: nothing is lost, and nothing is written to the buffer afterwards.
         """
-        self.has_memory = True
-        stands_behind = self.is_awaited or self._resumed > 0
+        self._state.keep_memory(True)
+        has_to_queue = not waited and self._has_to_queue
         while True:
             try:
-                found = None if stands_behind else self._take_into(view)
-                stands_behind = False
+                found = None if has_to_queue else self._take_into(view)
+                has_to_queue = False
                 if isinstance(found, int):
                     return found
                 if found is None:
-                    self._state.python = True
-                    self._looked(await self._waiters.wait(self._looked, _INTO))
+                    self._state.delegate(True)
+                    self._state.await_arrival(True)
+                    self._count_off(await self._wait(_INTO, again=waited))
+                    waited = True
                 elif await self._fill(found, view):
                     return found.length
             except BaseException:
-                self.left()
+                self.resume_next()
                 raise
 
     def _take_into(self, view: memoryview) -> int | Large | None:
-        """The bytes of the message that was copied; a large message to fill the buffer with; None.
+        """Copy the next message into a buffer of the program.
+
+        Returns:
+            The size of the message; or a large message, which is still to be read into the buffer;
+            or None, if there is no message yet.
 
         Raises:
-            MessageTooLargeError: The message has more.
+            MessageTooLargeError: The message is larger than the buffer.
             BaseException: As `take`.
         """
         if self._lingering:
@@ -595,21 +489,21 @@ class Receiver:
         if size is not None and size > len(view):
             raise _too_large(size, len(view))
         if large is None and size is not None:
-            self._taken(size)
-        state.python = self._looks_closer
+            self._resume_others()
+        state.delegate(self._needs_python)
         if large is None and size is not None:
             return size
         if large is not None and self._can_fill(large):
             return large
-        self._none(is_last=first is None)
-        self._want()
+        self._prepare_to_wait(ring_is_empty=first is None)
+        self._fetch_first()
         return None
 
     def _can_fill(self, large: Large) -> bool:
         return not large.taken and (large.message is not None or (large.waits and large.lands))
 
     async def _fill(self, large: Large, view: memoryview) -> bool:
-        """Fill a buffer of the program with a large message, which is next; False: look again."""
+        """Fill a buffer of the program with a large message, if it is still the next one."""
         message = large.message
         if message is None:
             return self.fetcher is not None and await self.fetcher.read_into(large, view)
@@ -618,30 +512,26 @@ class Receiver:
             with memoryview(message) as data:
                 for start in range(0, large.length, COPY_STEP):
                     if start:
-                        await asyncio.sleep(0)  # each copy holds up the loop
+                        await asyncio.sleep(0)  # let other tasks run: a copy blocks the loop
                     if not self.is_next(large):
                         return False
                     end = min(start + COPY_STEP, large.length)
                     view[start:end] = data[start:end]
         finally:
             large.taken = False
-        self.took(large)
+        self.received_into(large)
         if self.fetcher is not None:
             self.fetcher.taken(large)
         message.release()
         return True
 
-    def took(self, large: Large) -> None:
-        """The program has got this message, which was next, in its own memory."""
+    def received_into(self, large: Large) -> None:
+        """Note that the next message, a large one, is now in memory of the program."""
         assert self.large[0] is large
-        self.large.popleft()
-        self._state.skip()
-        self._taken(large.length)
-        self.left()  # also of a task that came meanwhile, and is not in line
-
-    # Called by C for the task that reads requests, as for others it calls the connection.
-    _recv_in_python = recv
-    _left = left
+        self.large.pop(0)
+        self._state.take_large(large.length)
+        self._resume_others()
+        self.resume_next()  # a task that came meanwhile may wait in C, and not in line
 
     # End
 
@@ -652,21 +542,22 @@ class Receiver:
 
     @property
     def ended(self) -> bool:
-        """Whether the peer has sent END, and all of its messages are here."""
+        """Whether the peer has sent END, and all of its messages have arrived."""
         return self._ended is not None and all(large.message is not None for large in self.large)
 
     def end(self, ended: Callable[[], BaseException]) -> None:
-        """Have `recv` raise `ended()` after the messages in the ring: the peer has sent END."""
-        # After a close of this side, which has dropped messages, `recv` does not promise that all
-        # were received.
+        """Have `recv` raise `ended()` after the messages in the ring, as the peer has sent END."""
+        # If this side has closed before, it has dropped messages.  Then `recv` must not raise the
+        # exception which says that all were received.
         self._ended = ended if self._failure is None else self._failure
-        self._state.python = True
+        self._state.delegate(True)
         self._wake_all()
 
     def fail(self, failure: Callable[[], BaseException]) -> None:
-        """Have `recv` raise `failure()` after the messages that are here: there is no more."""
+        """Have `recv` raise `failure()` after the messages that have arrived completely."""
         self._failure = failure
-        self._state.python = self._state.discarding = True
+        self._state.delegate(True)
+        self._state.advance("SHUT")  # messages that still arrive are dropped
         here = 0
         while here < len(self.large) and self.large[here].message is not None:
             here += 1
@@ -674,27 +565,30 @@ class Receiver:
             while len(self.large) > here:
                 self.large.pop()
             self._ended = None
-        # The messages behind a large message that will not come are lost with it, for the order.
+        # Messages behind a large message that will not arrive are lost with it, because `recv`
+        # returns messages in order.
         self._state.cut(here)
         self._wake_all()
 
-    def part(self) -> None:
-        """Drop the references to the connection: no message will arrive any more.
+    def drop_references(self) -> None:
+        """Remove the references to the connection, because no message will arrive any more.
 
-        A message that the program has kept refers to the memory of the slots, and not to this.
+        Messages that the program still keeps then refer to the memory of the slots only.
         """
-        self._state.receiver = _Kept(self.slots, self.more_slots)
+        self._state.set_receiver(_ClosedReceiver(self.slots, self.more_slots))
         self.fetcher = self.exchange = None
 
     def _wake_all(self) -> None:
-        self._state.parked.wake_soon()
+        if self.exchange is not None:
+            self._read_soon(self.exchange)
+        self._state.receive_wakeup.wake_soon()
         self._waiters.grant_all(0)
 
     def drop_all(self) -> None:
-        """Free the slots of messages that the program will not take; the peer may go on sending."""
+        """Discard all messages, and free their slots, so that the peer can go on sending."""
         while (first := self._state.peek()) is not None:
             self._state.skip()
             if first[0] is not None:
-                self._slot_free(None, first[0], kept=False)
-        self.large = EMPTY
+                self._free_slot(None, first[0], kept=False)
+        self.large = _NONE_LARGE
         self._ended = None

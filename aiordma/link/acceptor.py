@@ -35,9 +35,10 @@ from aiordma.cm.event_channel import EventChannel
 from aiordma.link.adapter_side import AdapterSide
 from aiordma.link.admission import Ledger, Place, Places
 from aiordma.link.dialing import shared_channel
-from aiordma.link.limits import ListenerLimits
+from aiordma.link.limits import PATIENCE_S, PRESSED_HANDSHAKE_S, ListenerLimits
 from aiordma.link.listening import Shortages, leave, listen_on
-from aiordma.link.refusal import RefusalReason, refusal
+from aiordma.link.log_share import DENIED
+from aiordma.link.refusal import DENIALS, RefusalReason, refusal
 from aiordma.link.source import peer_text, source_of
 from aiordma.link.tally import count
 from aiordma.logs import log_of
@@ -47,6 +48,7 @@ from aiordma.verbs.resource import Resource
 __all__ = ["Acceptor", "Request"]
 
 _log = log_of("listener")
+_CONNECT_REQUEST = EventType.CONNECT_REQUEST
 # The kernel's backlog is for the moment until a request is fetched; if it were the limit, a refusal
 # for want of room would come without a reason.  So much the kernel allows by default
 # (net.rdma_ucm.max_backlog).
@@ -86,13 +88,14 @@ class Request:
         cm_id: The id of the connection that is to be.
         source: Source of the client, as `source_of` returns it.
         greeting: The result of `Server._examine`: the client's wishes in its private data.
+        claim: Likewise: the key that the client claims to have; None without keys.
         answered: Whether it is being accepted, or was refused.
         place: Place of its handshake; None while it waits for a place.
     """
 
     __slots__ = (
-        "_acceptor", "answered", "cm_id", "event", "greeting", "peername", "place", "sockname",
-        "source",
+        "_acceptor", "answered", "claim", "cm_id", "event", "greeting", "peername", "place",
+        "sockname", "source",
     )  # fmt: skip
 
     peername: tuple[str, int] | None
@@ -105,6 +108,7 @@ class Request:
         self.answered: bool = False
         self.place: Place | None = None
         self.greeting: Any = None
+        self.claim: Any = None
         self.peername, self.sockname = cm_id._ends()
         self.source: str = source_of(self.peername[0] if self.peername is not None else None)
 
@@ -112,9 +116,20 @@ class Request:
         """Refuse for a reason of the library, and not of the program."""
         self._acceptor.refused += 1
         count("refused")
-        extra = {"peer": peer_text(self.peername), "reason": reason.name}
-        _log.tell(logging.INFO, "refused %s: %s", self.peername, why, extra=extra)
+        if reason in DENIALS:
+            self.deny(reason, why)
+        else:
+            extra = {"peer": peer_text(self.peername), "reason": reason.name}
+            _log.tell(logging.INFO, "refused %s: %s", self.peername, why, extra=extra)
         self.reject(refusal(reason))
+
+    def deny(self, reason: RefusalReason, why: str) -> None:
+        """Count and log a client that may not connect; so many of each source are logged."""
+        self._acceptor.denied += 1
+        count("denied")
+        if DENIED.may_log(self.peername):
+            extra = {"peer": peer_text(self.peername), "reason": reason.name}
+            _log.tell(logging.WARNING, "refused %s: %s", self.peername, why, extra=extra)
 
     def reject(self, data: bytes) -> None:
         """Refuse, with private data."""
@@ -156,12 +171,8 @@ class Request:
             give_back()
             raise
 
-        def gone(_: object) -> None:  # in any thread
-            give_back()
-            side.in_loop(self.leave)
-
         side.at_close(release)
-        side.qp._gone.add_done_callback(gone)
+        side.qp._when_gone(functools.partial(_count_out, give_back, side, self.place))
         return side
 
     def turn(self, side: AdapterSide, acted: Callable[[], bool]) -> None:
@@ -177,6 +188,13 @@ class Request:
         """The handshake is over, or the request answered.  Idempotent."""
         if self.place is not None:
             self.place.leave()
+
+
+def _count_out(give_back: Callable[[], None], side: AdapterSide, place: Place | None) -> None:
+    """Count a connection out whose queue pair is gone; in any thread."""
+    give_back()
+    if place is not None:
+        side.in_loop(place.leave)
 
 
 class Acceptor:
@@ -198,13 +216,14 @@ class Acceptor:
         addresses: Local (address, port) pairs; the port is the same.
         handshakes: Tasks that are under way.
         refused: Requests that the library refused by itself.
+        denied: Clients that may not connect.
         dropped: Clients that were dropped in the middle of a handshake because others waited.
     """
 
     __slots__ = (
         "_backlog", "_channel", "_context", "_ended", "_gone", "_ids", "_kernel_backlog",
-        "_release", "_shared", "addresses", "closed", "dropped", "handshakes", "ledger", "loop",
-        "places", "refused", "shortages",
+        "_release", "_shared", "addresses", "closed", "denied", "dropped", "handshakes", "ledger",
+        "loop", "places", "refused", "shortages",
     )  # fmt: skip
 
     def __init__(
@@ -222,13 +241,14 @@ class Acceptor:
         self.ledger: Ledger = Ledger(limits, pinned)
         self.places: Places = Places(
             limits.half_open(pinned),
-            limits.max_half_open_per_source,
-            pressed_s=limits.pressed_handshake_timeout_s,
-            patience_s=limits.max_wait_s,
+            (limits.max_half_open + 1) // 2,
+            pressed_s=PRESSED_HANDSHAKE_S,
+            patience_s=PATIENCE_S,
         )
         self.shortages: Shortages = Shortages()
         self.handshakes: dict[asyncio.Task[None], None] = {}  # the oldest first
         self.refused: int = 0
+        self.denied: int = 0
         self.dropped: int = 0
         self.closed: bool = False
         self._ended = False  # all of `close` is done
@@ -241,6 +261,7 @@ class Acceptor:
         self._shared, self._release = shared_channel()
         try:
             self._channel = EventChannel()
+            self._channel._requests_go_to = self._shared
             sink = functools.partial(self._on_event, server)
             self._ids = listen_on(
                 self._channel, addresses, self._kernel_backlog if listen else None, sink
@@ -271,6 +292,7 @@ class Acceptor:
         return {
             "addresses": tuple(self.addresses),
             "refused": self.refused,
+            "denied": self.denied,
             "dropped": self.dropped,
             "half_open": self.places.open,
             "waiting": self.places.waiting,
@@ -284,17 +306,11 @@ class Acceptor:
 
     def _on_event(self, server: Server[Made], event: ConnectionEvent) -> bool:
         cm_id = event.connection_id
-        if event.type != EventType.CONNECT_REQUEST:
+        if event.type is not _CONNECT_REQUEST:
             if event.type == EventType.DEVICE_REMOVAL and cm_id in self._ids:
                 self._remove(server, cm_id)
             return True
         assert cm_id is not None
-        try:
-            cm_id.migrate(self._shared)
-        except OSError as exc:
-            _log.debug("a request vanished: %s", exc)
-            cm_id.close()
-            return True
         request = Request(self, cm_id, event)
         refused = server._examine(request) or self._why_not(server, request)
         if refused is not None:

@@ -1,16 +1,16 @@
-"""AdapterSide: a queue pair, from its first completion to its last.
+"""AdapterSide: a queue pair and what belongs to it, from its first completion to its last.
 
 Theory of operation
-    Each connection, stream and datagram endpoint has one.  How its completions come is in
-    `link.completions`; the 16-bit sub-index of a wr_id is the subclass's, and names the request.
+    Each connection, stream and datagram endpoint has one.  `link.completions` delivers its
+    completions; the subclass assigns the 16-bit sub-index of each wr_id, which names the request.
 
-    A failure is reported once, with its first cause: the completions behind it are flushes, and a
-    flush is not a reason.  If the flush is seen first, the reason follows by another descriptor.
-    If no reason has come after a bounded time, the connection ends without a reason.
+    A failure is reported once, with its first cause.  The completions after it are flushes, and a
+    flush says nothing about the cause.  If a flush is seen first, the cause usually follows through
+    another descriptor.  If it does not within a few seconds, the connection ends without one.
 
-    The end is bounded: requests that the adapter does not flush in time end with the queue pair,
-    which the reaper destroys.  Then nothing leads to the owner any more, so that a closed
-    connection goes with its last reference.
+    The end takes a bounded time: requests that the adapter does not flush in time end with the
+    queue pair, which a worker thread destroys.  After `close` nothing refers to the owner any more,
+    so a closed connection is freed with its last reference.
 """
 
 from __future__ import annotations
@@ -48,8 +48,11 @@ from aiordma.verbs.wc import WCRecord
 __all__ = ["AdapterSide", "Closing", "Owner", "reason_of"]
 
 _log = log_of("connection")
+#: How long to wait for the flushed requests after the error state, in seconds.
 _FLUSH_GRACE_S = 0.5
-_REASON_S = 2.0  # on a busy machine it can take long to come
+#: How long to wait for the cause of a flush; on a busy machine it can be late.
+_REASON_S = 2.0
+#: How long to wait for the worker threads that destroy the objects.
 _DESTROY_S = 5.0
 _FLUSHED = int(WCStatus.WR_FLUSH_ERR)
 
@@ -72,19 +75,19 @@ class Closing(Protocol):
 
 
 class Owner(Protocol):
-    """A connection, stream or endpoint, as its adapter's side sees it; called until the end."""
+    """What an AdapterSide needs of its connection, stream or endpoint; not called after `close`."""
 
     def _on_failed(self) -> None:
-        """`AdapterSide.failure` is set; once."""
+        """Called once, when `AdapterSide.failure` has been set."""
 
 
 class AdapterSide:
-    """The queue pair of a connection or endpoint; a subclass posts and takes completions.
+    """The queue pair of a connection or endpoint; a subclass posts and handles completions.
 
     Attributes:
-        completions: How they come.
-        posted: Work requests whose completion has not arrived.
-        failure: First cause of the connection's end, or None.
+        completions: What delivers the completions.
+        posted: How many work requests, posted in Python, have not completed.
+        failure: The first cause that broke the connection, or None.
     """
 
     __slots__ = (
@@ -94,7 +97,7 @@ class AdapterSide:
     )  # fmt: skip
 
     _owner: Owner | None
-    #: The log that has the life of such a connection.
+    #: The log for the steps in the life of such a connection.
     log: ClassVar[Log] = _log
 
     def __init__(
@@ -129,49 +132,49 @@ class AdapterSide:
         return self._qp_handle is None
 
     def poison_after_fork(self) -> None:
-        """In a forked child: the rings are shared with the parent, so nothing may be posted."""
+        """Post nothing in a forked child, which shares the adapter's queues with its parent."""
         self.closed = self.completions.over = True
         self._qp_handle = None
 
     @property
     def own_pd(self) -> bool:
-        """Whether the protection domain ends with the connection."""
+        """Whether the protection domain belongs to this connection alone."""
         return True
 
     def _begin(self) -> None:
-        """Have completions delivered; the owner is there."""
+        """Begin to receive completions; `_owner` has to be set."""
         self.qp._on_first_failure = self.fail
         self.completions.begin(self)
 
     # Completions
 
     def listen(self) -> None:
-        """Have own requests wake the loop; the connection ends if the queue cannot be armed."""
+        """Have completions of own requests wake the loop; end the connection if that fails."""
         try:
             self.completions.listen()
         except OSError as exc:
             self.fail(exc)
 
     def __call__(self, record: WCRecord) -> None:
-        """Take a completion of this queue pair; the subclass counts it off `posted`."""
+        """Handle a completion of this queue pair, and count it off `posted`."""
         raise NotImplementedError
 
     @property
     def under_way(self) -> int:
-        """Work requests that have not completed.
+        """How many work requests have not completed.
 
-        It may be below 0: software iWARP flushes some requests twice.
+        It can become negative, because software iWARP flushes some requests twice.
         """
         return self.posted
 
     def _operation(self, sub: int) -> str:
-        """Name of the operation that a sub-index stands for, for the text of an error."""
+        """The name of the operation that a sub-index stands for, for the text of an error."""
         raise NotImplementedError
 
     def _failed(self, record: WCRecord) -> None:
         if record[1] == _FLUSHED:
-            # The reason has come before, or comes by another descriptor.  If Soft-RoCE cannot send
-            # a packet, it never comes.
+            # The cause was reported before, or will be through another descriptor.  If Soft-RoCE
+            # cannot send a packet, it is never reported.
             if self._unexplained is None and self.failure is None and not self.closed:
                 self._unexplained = self.loop.call_later(_REASON_S, self._without_reason)
                 self._unexplained_end()
@@ -182,7 +185,7 @@ class AdapterSide:
         )
 
     def _unexplained_end(self) -> None:
-        """Called once if the adapter has ended the connection and the reason is not known yet."""
+        """Called once, if the adapter has ended the connection and the cause is not known yet."""
 
     def _without_reason(self) -> None:
         self._unexplained = None
@@ -197,7 +200,7 @@ class AdapterSide:
         self.fail(ConnectionLostError(errno.ECONNRESET, text))
 
     def fail(self, cause: BaseException) -> None:
-        """Record the cause that breaks the connection, and report it; a second cause is ignored."""
+        """Record the cause that breaks the connection, and report it; later ones are ignored."""
         if self.failure is not None:
             return
         self.note("fails: %r", cause)
@@ -206,7 +209,7 @@ class AdapterSide:
             _log.warning(
                 "this side ends the connection with %s: %s", self.peer_name(), cause.args[1]
             )
-        # The frames of its traceback refer to this object: a cycle.
+        # Without the traceback, whose frames refer to this object, which would make a cycle.
         self.failure = cause.with_traceback(None)
         if not self._last_word(cause):
             self.to_error()
@@ -214,7 +217,7 @@ class AdapterSide:
             self._owner._on_failed()
 
     def peer_name(self) -> str:
-        """Address and port of the peer, for a line in the log."""
+        """The address and port of the peer, for a line in the log."""
         address = self._peer()
         return "the peer" if address is None else f"{address[0]} port {address[1]}"
 
@@ -229,16 +232,16 @@ class AdapterSide:
         """Log a step of this connection's life at DEBUG, with the number of its connection id.
 
         Args:
-            text: The line behind the number, with places for `args`.
-            args: Facts, formatted only if the line is wanted.
-            log: The log of the line; by default the log that has the life of such a connection.
+            text: The line after the number, a format string for `args`.
+            args: Values, which are formatted only if the line is logged.
+            log: The log to use; by default `AdapterSide.log`.
         """
         log = log or self.log
         if log.tells(logging.DEBUG):
             log.tell(logging.DEBUG, "#%d " + text, self.number, *args, extra=self._facts(), above=1)
 
     def note_opened(self, peer_qpn: int) -> None:
-        """Log that the handshake is done; `peer_qpn` is 0 where the peer does not tell it."""
+        """Log that the handshake is complete; `peer_qpn` is 0 if it is unknown."""
         if self.log.tells(logging.DEBUG):
             there = peer_qpn or "unknown"
             here = self.qp.num
@@ -246,32 +249,32 @@ class AdapterSide:
 
     @property
     def number(self) -> int:
-        """Number of the connection in the log; the same in all of its lines."""
+        """The number of the connection in the log, the same in all of its lines."""
         return self.cm_id.number
 
     def _facts(self) -> dict[str, object]:
-        """Fields of the records of the log."""
+        """The extra fields of the connection's log records."""
         peer = peer_text(self._peer())
         return {"connection": self.number, "peer": peer, "qpn": self.qp.num}
 
     def _sums(self) -> str:
-        """The work that was done, for the last line of the log."""
+        """A summary of what was sent and received, for the last line in the log."""
         return ""
 
     def _last_word(self, cause: BaseException) -> bool:
-        """Post a message with the cause to the peer, if the subclass has such messages.
+        """Post a message that tells the peer the cause, if the protocol has such messages.
 
         Returns:
-            Whether it was posted; the queue pair then stays in RTS until the connection is closed.
+            Whether it was posted.  The queue pair then stays in RTS until the connection is closed.
         """
         return False
 
     def to_error(self) -> None:
-        """Move the queue pair to the error state: the posted requests are flushed."""
+        """Move the queue pair to the error state, in which all posted requests are flushed."""
         try:
             self.qp.to_error()
         except OSError as exc:
-            # The device is gone, or an iWARP connection has moved the queue pair before.
+            # The device is gone, or on iWARP the kernel has moved the queue pair already.
             self.note("queue pair to the error state: %s", exc)
 
     @property
@@ -280,9 +283,9 @@ class AdapterSide:
         return not self.closed and not self.qp._in_error
 
     def in_loop(self, function: Callable[[], None]) -> None:
-        """Run `function` in the connection's loop: now in the loop's thread, else soon.
+        """Run `function` in the thread of the connection's loop: now if this is it, else soon.
 
-        A message may be released, or collected, in any thread.
+        This is needed because a message can be released, or garbage collected, in any thread.
         """
         if threading.get_ident() == self._thread:
             function()
@@ -292,9 +295,9 @@ class AdapterSide:
     # End
 
     async def quiesce(self) -> None:
-        """Wait until each posted request has completed, for a bounded time, after the error state.
+        """Wait a bounded time until all posted requests have been flushed.
 
-        Soft-RoCE may never flush some receives; destroying the queue pair ends them, too.
+        Soft-RoCE may never flush some receives.  These end when the queue pair is destroyed.
         """
         if self.under_way <= 0:
             return
@@ -306,16 +309,17 @@ class AdapterSide:
             self.note("%d requests never flushed", self.under_way)
 
     def came_back(self) -> None:
-        """End the wait of `quiesce` with the last request that was under way."""
+        """End the wait of `quiesce` if no request is in flight any more."""
         if self._idle is not None and self.under_way <= 0:
             self._idle.set()
 
     def close(self) -> None:
-        """Close all resources, in the order that C needs; worker threads make the C calls."""
+        """Close all resources, in the order that C requires; worker threads make the C calls."""
         if self.closed:
             return
         self.closed = True
-        told = self._facts() if self.log.tells(logging.DEBUG) else None  # while the peer is known
+        # Collected now, because the address of the peer is unknown once the id is closed.
+        extra = self._facts() if self.log.tells(logging.DEBUG) else None
         if self._unexplained is not None:
             self._unexplained.cancel()
             self._unexplained = None
@@ -330,37 +334,37 @@ class AdapterSide:
         for function in functions:
             function()
         self._owner = None
-        if told is not None:
+        if extra is not None:
             text = f"#{self.number} is closed{self._sums()}"
-            self.log.tell(logging.DEBUG, "%s", text, extra=told)
+            self.log.tell(logging.DEBUG, "%s", text, extra=extra)
 
     def _give_back(self) -> Sequence[Closing]:
-        """Close the subclass's resources beside the queue pair; return those to wait for."""
+        """Close the other resources of the subclass, and return those to wait for."""
         raise NotImplementedError
 
     def at_close(self, function: Callable[[], None]) -> None:
-        """Have `function` called by `close()`; now if the connection is closed already."""
+        """Have `function` called by `close()`; call it now if the connection is closed already."""
         if self.closed:
             function()
         else:
             self._at_close.append(function)
 
     def wait_for(self, parts: Iterable[Closing]) -> None:
-        """Have `wait_closed` wait for these, too; in a function of `at_close`."""
+        """Have `wait_closed` wait for these, too.  To be called by a function of `at_close`."""
         self._parts = (*self._parts, *parts)
 
     def when_gone(self, function: Callable[[], None]) -> None:
-        """Have `function` called in the loop's thread when the queue pair is gone."""
-        self.qp._gone.add_done_callback(lambda _: self.in_loop(function))
+        """Have `function` called in the loop's thread when the queue pair is destroyed."""
+        self.qp._when_gone(lambda: self.in_loop(function))
 
     async def wait_closed(self) -> None:
-        """Wait until the adapter holds nothing of this connection any more, for a bounded time.
+        """Wait a bounded time until all resources of the connection are destroyed.
 
-        Soft-RoCE can take 50 seconds for a destroy; after the bound it goes on in its thread.
+        Soft-RoCE can take 50 seconds to destroy a queue pair; that then goes on in its thread.
         """
         try:
             with Limit(_DESTROY_S):
-                # Mostly only the first wait takes time: the others end with the queue pair.
+                # Usually only the wait for the queue pair takes time.
                 domain = (self.pd,) if self.own_pd else ()
                 ending: tuple[Closing, ...] = (self.qp, *self._parts, *domain, self.cm_id)
                 for resource in ending:
@@ -372,7 +376,7 @@ class AdapterSide:
             _log.info("queue pair %d: destroying it takes long", self.qp.num)
 
     def gid_index(self) -> int | None:
-        """Index of this side's GID in the port's table, asked of the adapter; None on iWARP.
+        """The index of this side's GID in the port's table, from the adapter; None on iWARP.
 
         Raises:
             OSError: The device is gone.
@@ -381,5 +385,5 @@ class AdapterSide:
         return None if self.context.is_iwarp else self.qp.query().ah_attr.sgid_index
 
     def describe(self) -> dict[str, Any]:
-        """Device, port, GID and so on, as `Connection.get_extra_info` returns them."""
+        """The device, port, GID and so on, for `get_extra_info`."""
         return describe(self.cm_id, self.context, self.qp)

@@ -23,13 +23,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 
 from aiordma.errors import errno_error
 from aiordma.link.limits import ListenerLimits
 from aiordma.loop import fork
-from aiordma.memory.byte_budget import fair_share
+from aiordma.memory.governor import CLIENTS, Count, Lack, fair_share
 
 __all__ = ["Ledger", "Place", "Places"]
 
@@ -273,48 +273,23 @@ class Places:
         return None
 
 
-class _Tally:
-    """A number of connections or bytes, in total and for each source.
-
-    A source gets `fair_share` of the limit, so that the next source finds room.  The first client
-    of each source needs no share, only room.
-    """
-
-    __slots__ = ("all", "sources")
-
-    def __init__(self) -> None:
-        self.all: int = 0
-        self.sources: Counter[str] = Counter()
-
-    def why_full(self, limit: str, most: int, source: str, more: int) -> str:
-        """The reason why a source cannot have `more`; empty if it can.
-
-        `limit` is the name of the setting, `most` its value.
-        """
-        if self.all + more > most:
-            return f"there are {self.all}, and {more} more would be above {most} ({limit})"
-        own = self.sources.get(source, 0)
-        share = fair_share(most, self.all, own)
-        if own and own + more > share:
-            return f"{source} has {own}, its share is {share} ({limit})"
-        return ""
-
-    def count(self, source: str, step: int) -> None:
-        """Count `step` of a source in, or out if it is negative."""
-        self.all += step
-        self.sources[source] += step
-        if not self.sources[source]:
-            del self.sources[source]
-
-    def forget(self) -> None:
-        """Set all to 0: a forked child has no connections."""
-        self.all = 0
-        self.sources.clear()
-
-
 _lock = fork.new_lock()
-PINNED = _Tally()  # bytes that the connections of all listeners pin
+PINNED = Count()  # bytes that the connections of all listeners pin
 fork.renew(PINNED.forget)
+
+
+def _why_full(count: Count, limit: str, most: int, source: str, more: int) -> str:
+    """The reason why a source cannot have `more`; empty if it can.
+
+    `limit` is the name of the setting, `most` its value.
+    """
+    lack = count.lack(CLIENTS, most, more, source)
+    if lack is Lack.ROOM:
+        return f"there are {count.held}, and {more} more would be above {most} ({limit})"
+    if lack is Lack.PART:
+        own = count.sources[source]
+        return f"{source} has {own}, its share is {fair_share(most, count.held, own)} ({limit})"
+    return ""
 
 
 class Ledger:
@@ -329,18 +304,18 @@ class Ledger:
         self._limits = limits
         self._most_bytes = limits.pinned_bytes, limits.process_pinned_bytes
         self._size = size
-        self._clients = _Tally()
-        self._pinned = _Tally()
+        self._clients = Count()
+        self._pinned = Count()
 
     @property
     def connections(self) -> int:
         """Number of connections."""
-        return self._clients.all
+        return self._clients.held
 
     @property
     def pinned(self) -> int:
         """Bytes that the connections pin."""
-        return self._pinned.all
+        return self._pinned.held
 
     def why_full(self, source: str, size: int | None = None) -> str:
         """The reason why a further client of a source cannot be let in; empty if it can.
@@ -354,15 +329,15 @@ class Ledger:
             return f"{source} has {own} (max_connections_per_source)"
         most, most_of_process = self._most_bytes
         if (
-            4 * clients.all < limits.max_connections
-            and 4 * (self._pinned.all + size) <= most
-            and 4 * (PINNED.all + size) <= most_of_process
+            4 * clients.held < limits.max_connections
+            and 4 * (self._pinned.held + size) <= most
+            and 4 * (PINNED.held + size) <= most_of_process
         ):
             return ""  # so few that any source is below its share
         return (
-            clients.why_full("max_connections", limits.max_connections, source, 1)
-            or self._pinned.why_full("max_pinned_bytes", most, source, size)
-            or PINNED.why_full("max_process_pinned_bytes", most_of_process, source, size)
+            _why_full(clients, "max_connections", limits.max_connections, source, 1)
+            or _why_full(self._pinned, "max_pinned_bytes", most, source, size)
+            or _why_full(PINNED, "max_process_pinned_bytes", most_of_process, source, size)
         )
 
     def take(self, source: str, size: int | None = None) -> Callable[[], None]:
@@ -376,17 +351,26 @@ class Ledger:
             if full := self.why_full(source, size):
                 raise errno_error(errno.ENOBUFS, f"no more connections: {full}")
             self._count(source, 1, size)
-        left = [(source, size)]
-
-        def give_back() -> None:
-            with _lock:
-                if left:
-                    source, size = left.pop()
-                    self._count(source, -1, -size)
-
-        return give_back
+        return _GiveBack(self, source, size)
 
     def _count(self, source: str, step: int, size: int) -> None:
-        self._clients.count(source, step)
-        self._pinned.count(source, size)
-        PINNED.count(source, size)
+        self._clients.add(step, source)
+        self._pinned.add(size, source)
+        PINNED.add(size, source)
+
+
+class _GiveBack:
+    """Counts a connection out, once; a closure would be five objects, for each connection."""
+
+    __slots__ = ("_ledger", "_size", "_source")
+
+    def __init__(self, ledger: Ledger, source: str, size: int) -> None:
+        self._ledger: Ledger | None = ledger
+        self._source = source
+        self._size = size
+
+    def __call__(self) -> None:
+        with _lock:
+            ledger, self._ledger = self._ledger, None
+            if ledger is not None:
+                ledger._count(self._source, -1, -self._size)

@@ -1,10 +1,11 @@
-"""Buffers: the registered memory of a connection beside its slots.
+"""Buffers: the registered memory of a connection other than its first slots.
 
-Large messages lie in buffers out of two pools: one for messages of the peer, one for messages that
-the peer reads.  Both are made at first use, and counted on the connection's account.
+Large messages are in buffers of two pools: one for messages of the peer, and one for messages that
+the peer reads.  Both pools are made at first use, and have their leases from the connection's
+account.
 
-Memory that comes and goes while the queue pair lives is pinned here: the pin ends with the request
-or with the queue pair.
+Memory that is registered while the queue pair exists can be pinned here.  It is then deregistered
+when it is unpinned, or when the queue pair is gone, and not before.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from aiordma.cm.connection_id import ConnectionId
 from aiordma.errors import ResourceClosedError
 from aiordma.link.source import source_of
 from aiordma.loop.workers import call_blocking
-from aiordma.memory.byte_budget import Account, ByteBudget
+from aiordma.memory.governor import Account, Budget
 from aiordma.memory.large_memory import LargeMemory, large_memory
 from aiordma.memory.lent import LentPart
 from aiordma.memory.pool import BufferPool
@@ -29,18 +30,15 @@ from aiordma.verbs.qp import QueuePair
 
 __all__ = ["Buffers", "Rights", "settled", "sum_of"]
 
-#: In place of a dict, until a region is pinned.
+#: Used until the first region is pinned, because most connections never pin any.
 _NOTHING: dict[MemoryRegion | LentPart, None] = {}
-# The rights that a peer can have; numbers, because flags of an enumeration take longer.
+# The rights that a peer can have; as integers, because operations on enum flags take longer.
 _RIGHTS = (int(Access.REMOTE_READ), int(Access.REMOTE_WRITE), int(Access.REMOTE_ATOMIC))
 _LANDS_ON_IWARP = Access.LOCAL_WRITE | Access.REMOTE_WRITE
 
 
 def settled(view: memoryview, *, check: bool, copy: bool) -> tuple[memoryview, int]:
-    """The bytes of a registered buffer, or a copy of them, and the CRC32C of the returned bytes.
-
-    The CRC32C is 0 without `check`.
-    """
+    """Return `view` or a copy of it, and the CRC32C of the returned bytes, or 0 without `check`."""
     settled = view
     if copy:
         settled = memoryview(bytearray(len(view)))
@@ -49,11 +47,11 @@ def settled(view: memoryview, *, check: bool, copy: bool) -> tuple[memoryview, i
 
 
 async def sum_of(view: memoryview, before: int = 0) -> int:
-    """The CRC32C of registered bytes; in a thread if there are many.
+    """Compute the CRC32C of bytes, in a thread if they are many.
 
     Args:
         view: The bytes.
-        before: The CRC32C of those before them.
+        before: The CRC32C of the bytes before them.
     """
     if len(view) <= INLINE_BYTES:
         return crc32c(before, view)
@@ -61,7 +59,7 @@ async def sum_of(view: memoryview, before: int = 0) -> int:
 
 
 class Rights:
-    """The uses of each access that the peer may have; a large message changes them four times."""
+    """Counts how often each right of the peer is needed; each large message changes the counts."""
 
     __slots__ = ("_uses", "allowed")
 
@@ -70,7 +68,7 @@ class Rights:
         self.allowed = 0
 
     def count(self, rights: Access, step: int) -> bool:
-        """Count one use more or less; return whether the accesses have changed."""
+        """Add `step` to the count of each right; return whether `allowed` has changed."""
         before, number = self.allowed, int(rights)
         for right in _RIGHTS:
             if number & right:
@@ -84,21 +82,22 @@ class Buffers:
     """The buffers of one connection.
 
     Args:
-        cm_id: Knows the peer's address.
-        pd: Protection domain.
-        incoming_size: Bytes of buffers for messages of the peer that are kept for the next message.
-        outgoing_size: Likewise, for messages that the peer reads.
-        budget: Counts large messages.
+        cm_id: The connection id, which knows the peer's address.
+        pd: The protection domain.
+        incoming_size: How many bytes of buffers for messages of the peer are kept for further
+            messages.
+        outgoing_size: The same for messages that the peer reads.
+        budget: The budget for large messages.
 
     Attributes:
         rights: The rights of the peer.
-        in_the_open: Whether the peer may write where its data land, for as long as that is
-            registered.
+        reads_expose: Whether the peer can write to memory that a READ writes to, as long as it is
+            registered.  This is so on iWARP.
     """
 
     __slots__ = (
         "_account", "_budget", "_closed", "_cm_id", "_incoming", "_let_memory_go", "_memory",
-        "_outgoing", "_pd", "_pinned", "_sizes", "in_the_open", "rights",
+        "_outgoing", "_pd", "_pinned", "_sizes", "reads_expose", "rights",
     )  # fmt: skip
 
     def __init__(
@@ -107,7 +106,7 @@ class Buffers:
         pd: ProtectionDomain,
         incoming_size: int,
         outgoing_size: int,
-        budget: ByteBudget,
+        budget: Budget,
     ) -> None:
         self._cm_id = cm_id
         self._pd = pd
@@ -121,11 +120,11 @@ class Buffers:
         self._pinned: dict[MemoryRegion | LentPart, None] = _NOTHING
         self._closed = False
         self._budget = budget
-        self.in_the_open: bool = pd.context.is_iwarp
+        self.reads_expose: bool = pd.context.is_iwarp
 
     @property
     def account(self) -> Account:
-        """The connection's share of the budget; made for the first large message."""
+        """The account with the leases of the connection; made for the first large message."""
         if self._account is None:
             self._account = Account(self._budget, source_of(self._cm_id.destination_address))
             if self._closed:
@@ -147,8 +146,8 @@ class Buffers:
     def pool(self) -> BufferPool:
         """Buffers for large messages of the peer; made at first use."""
         if self._incoming is None:
-            # iWARP writes the answer of a read as if the peer wrote it.
-            lands = _LANDS_ON_IWARP if self.in_the_open else Access.LOCAL_WRITE
+            # On iWARP the data of a READ arrive like a remote WRITE of the peer.
+            lands = _LANDS_ON_IWARP if self.reads_expose else Access.LOCAL_WRITE
             self._incoming = self._new_pool(lands, self._sizes[0])
         return self._incoming
 
@@ -167,19 +166,19 @@ class Buffers:
 
     @property
     def pinned_bytes(self) -> int:
-        """Bytes of its account; in any thread."""
-        return 0 if self._account is None else self._account.pinned
+        """The bytes of all leases.  In any thread."""
+        return 0 if self._account is None else self._account.size
 
     @property
     def lent_parts(self) -> list[LentPart]:
-        """The pinned parts of a shared memory, which do not end with the protection domain."""
+        """The pinned parts of a `Memory`, whose protection domain outlives the connection."""
         return [region for region in self._pinned if isinstance(region, LentPart)]
 
     def pin(self, region: MemoryRegion | LentPart) -> None:
-        """Keep a region registered until `unpin`, or until the queue pair is gone; a part, open.
+        """Keep a region registered, or a part lent, until `unpin` or the end of the queue pair.
 
         Raises:
-            ForkedError: This process was forked from the connection's.
+            ForkedError: This process is a forked child.
             ResourceClosedError: The connection is closed.
         """
         if self._closed:
@@ -190,37 +189,37 @@ class Buffers:
         self._pinned[region] = None
 
     def unpin(self, region: MemoryRegion | LentPart) -> None:
-        """The adapter is done with the region."""
+        """Undo `pin`, because the adapter does not use the region any more."""
         if region in self._pinned:
             del self._pinned[region]
             region._let_go()
 
     def expect(self, more: int) -> None:
-        """Have the completion queue expect completions of further slots.
+        """Make room for the completions of further slots in the completion queue.
 
         Raises:
-            OSError: It cannot grow.
+            OSError: The queue cannot grow.
         """
         if self._cm_id.qp is not None:
             self._cm_id.qp._expect(more)
 
     def close(self, qp: QueuePair) -> None:
-        """Give everything back; memory that the adapter may use when `qp` is gone."""
+        """Free everything; memory that the adapter may use is freed when `qp` is gone."""
         self._closed = True
         if self._pinned:
             pinned, self._pinned = self._pinned, _NOTHING
 
-            def let_go(_: object) -> None:
+            def let_go() -> None:
                 for region in pinned:
                     region._let_go()
 
-            qp._gone.add_done_callback(let_go)
+            qp._when_gone(let_go)
+        if self._account is not None:
+            # The memory is pinned until the queue pair is gone, so it counts until then.
+            self._account.end()
+            qp._when_gone(self._account.close)
         for pool in (self._incoming, self._outgoing):
             if pool is not None:
                 pool.close()
         if self._let_memory_go is not None:
             self._let_memory_go()
-        if self._account is not None:
-            # Its memory stays pinned until the queue pair is gone.
-            self._account.end()
-            qp._gone.add_done_callback(self._account.close)

@@ -1,8 +1,8 @@
-"""Completions: how the completions of one queue pair come, and which of them wake its loop.
+"""Completions: delivers the completions of one queue pair, and decides which wake its loop.
 
-One entry of the channel's slot table serves a queue pair, so that a message costs no table entry
-and no future: the 16-bit sub-index of a wr_id names the request.  Once C has the state it takes
-the frequent completions; the owner of the entry takes the others.
+A queue pair has one entry in the slot table of its completion channel, and the 16-bit sub-index of
+a wr_id names the work request.  So a message needs neither a table entry nor a future.  C handles
+the common completions; the owner of the entry gets the others.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from aiordma.verbs.cq import CompletionQueue
 
 if TYPE_CHECKING:
     from aiordma._core import MessageState, Spin, StreamState
-    from aiordma.link.config_check import Waiting
+    from aiordma.link.settings import Waiting
 
 __all__ = ["Completions"]
 
 
 def _processors() -> tuple[int, int]:
-    """The processors on which this process may run, and those of the machine."""
+    """How many processors this process may use, and how many the machine has."""
     return len(os.sched_getaffinity(0)), os.cpu_count() or 1
 
 
@@ -31,15 +31,15 @@ class Completions:
     """The completions of one queue pair.
 
     Args:
-        channel: Completion channel of the queue.
-        cq: The queue, perhaps shared.
+        channel: The completion channel of the queue.
+        cq: The completion queue, which may be shared.
         quiet: Whether the queue is armed for solicited completions only.
-        unused: Whether nothing was posted yet, and the queue is of this queue pair alone.
+        unused: Whether the queue belongs to this queue pair alone, and nothing was posted yet.
 
     Attributes:
-        id: The wr_id of the entry, without a sub-index; 0 before `begin`.
-        in_c: Whether C takes the frequent completions.
-        over: Nothing is delivered any more, nor asked of the queue.
+        id: The wr_id of the entry, with sub-index 0; 0 before `begin`.
+        in_c: Whether C handles the common completions.
+        over: Whether nothing is delivered any more.
     """
 
     __slots__ = (
@@ -67,26 +67,26 @@ class Completions:
         self.in_c = self.over = False
 
     def begin(self, sink: Sink) -> None:
-        """Have completions delivered to `sink` from now on."""
+        """Deliver completions to `sink` from now on."""
         self.id = self._channel.table.add(sink)
         self.cq.manage(solicited_only=self._quiet, unused=self._unused)
 
     def begin_anew(self, sink: Sink) -> None:
-        """The queue pair was reset: its earlier completions belong to no request any more."""
+        """Discard completions of earlier requests, because the queue pair was reset."""
         self._channel.table.remove(self.id)
         self.id = self._channel.table.add(sink)
 
     def let_c_take(self, state: MessageState | StreamState, told: Callable[[int], object]) -> None:
-        """Have C take the frequent completions, and call `told` with the events of a drain."""
+        """Have C handle the common completions, and call `told` with the events of a drain."""
         self.in_c = True
         self._channel.drain.add(self.id, state, told)
 
     def spins(self, config: Waiting, count: int) -> tuple[Spin, ...]:
-        """Return so many Spins, as the configuration asks for them; none if all waits are by event.
+        """Return `count` Spins as the configuration requires, or none if no wait is to poll.
 
-        While this process polls on the only processor of the machine, its peers cannot run: all
-        waits are by event.  If the process is bound to a processor, others may share it: an
-        adaptive wait is by event, and a spin yields the processor.
+        On a machine with a single processor, no wait polls, because the peer could not run
+        meanwhile.  If this process is confined to one processor of several, it may share that with
+        others; then an adaptive wait does not poll, and a spin yields the processor.
         """
         if config.wait == "event":
             return ()
@@ -101,7 +101,7 @@ class Completions:
         return self._spins
 
     def end(self) -> None:
-        """The queue pair is closed: nothing is delivered any more."""
+        """Deliver nothing any more, because the queue pair is closed."""
         self.over = True
         for spin in self._spins:
             spin.close()
@@ -114,17 +114,17 @@ class Completions:
             self._channel.table.remove(self.id)
 
     def sweep(self) -> None:
-        """Poll the queue now, without waiting for the descriptor."""
+        """Poll the queue now, without an event."""
         self._channel._sweep(self.cq)
 
     def after_drain(self, function: Callable[[], None]) -> None:
-        """Run `function` when the polled completions have been dispatched."""
+        """Run `function` when all completions that were polled have been delivered."""
         self._channel.after_drain(function)
 
-    # Wake-ups: a quiet queue is armed for solicited completions
+    # A quiet queue is armed for solicited completions, unless somebody listens for all.
 
     def listen(self) -> None:
-        """Have own requests wake the loop, too, until as many `unlisten`.
+        """Have completions of own requests wake the loop, until `unlisten` was called as often.
 
         Raises:
             OSError: The queue cannot be armed.
@@ -135,16 +135,17 @@ class Completions:
             self.sweep()
 
     def unlisten(self) -> None:
-        """Undo one `listen`."""
+        """Undo one call of `listen`."""
         self._listeners -= 1
         if not self._listeners and self._quiet and not self.over:
             unlisten(self.cq)
 
     def expect(self, *, answers: bool) -> None:
-        """Note whether most requests are answered at once, and an answer makes the program post.
+        """Tell whether completions are likely to follow one another, as with READs in a loop.
 
-        Then the queue is armed late; see `drain_once` in _core/drain.c.  A caller alternates
-        between the two.
+        While a program answers each completion with a request that completes at once, it is better
+        to arm the queue late; see `drain_once` in _core/drain.c.  Each call with `answers=True` has
+        to be followed by one with `answers=False`.
         """
         if self._quiet:
             expect(self.cq, 1 if answers else -1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from types import EllipsisType
 from typing import TypeVar
 
@@ -18,17 +18,20 @@ from aiordma.cm.address import Address, look_up
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import Option
 from aiordma.cm.event_channel import EventChannel
-from aiordma.errors import AddressError, ConnectTimeoutError, prefix_address
+from aiordma.errors import ConnectionFailedError, ConnectTimeoutError, prefix_address
 from aiordma.link.eyeballs import AllFailedError, interleave, race
 from aiordma.link.pacing import Course, paced
 from aiordma.link.tally import Operation
 from aiordma.loop import background, registry
-from aiordma.loop.limit import Limit, PatientLimit
+from aiordma.loop.limit import Limit
 from aiordma.loop.workers import call_blocking
 
-__all__ = ["dial", "limit_of", "shared_channel", "warm_up", "way_to"]
+__all__ = ["CONNECT_TIMEOUT_S", "dial", "limit_of", "shared_channel", "warm_up", "way_to"]
 
 T = TypeVar("T")
+#: Seconds in which a connection is made, names and all addresses included, unless the program has
+#: a limit of its own.
+CONNECT_TIMEOUT_S = 10.0
 _STEP_S = 60.0  # for each step, where the program has set no limit
 # Local ports that a connect from any port tries.
 _PORTS = 16
@@ -59,21 +62,20 @@ def _new_channel() -> EventChannel:
     return EventChannel()
 
 
-def limit_of(timeout: float | EllipsisType | None, usual: float) -> Limit:
+def limit_of(timeout: float | EllipsisType | None) -> Limit:
     """Return the limit of a connect.
 
-    A `timeout` of the program is kept to the letter.  In the limit of the settings the time does
-    not count in which the program itself holds up the loop.
+    A `timeout` of the program is kept to the letter.  In the limit that a program without one gets
+    the time does not count in which it holds up the loop itself.
 
     Args:
-        timeout: Seconds, None for no limit, or ... for `usual`.
-        usual: Seconds of the settings.
+        timeout: Seconds, None for no limit, or ... for `CONNECT_TIMEOUT_S`.
 
     Raises:
         TypeError, ValueError: `timeout` is no time.
     """
     if timeout is ...:
-        return PatientLimit(usual)
+        return Limit(CONNECT_TIMEOUT_S, patient=True)
     return Limit(None if timeout is None else seconds_left("timeout", timeout))
 
 
@@ -108,54 +110,47 @@ async def dial(
     """
     course = Course(limit)
     with Operation("connect", {"server.address": host, "server.port": port}):
-        return await _dial(host, port, attempt, local_addr, delay, course, discard)
-
-
-async def _dial(
-    host: str,
-    port: int,
-    attempt: Callable[[Address, Address | None, Course], Coroutine[object, object, T]],
-    local_addr: Address | None,
-    delay: float | None,
-    course: Course,
-    discard: Callable[[T], object],
-) -> T:
-    limit = course.limit
-
-    def one(address: Address) -> Coroutine[object, object, T]:
-        origin = origins[address]
-        make = functools.partial(attempt, address, origin, course)
-        if origin is None or not origin[1]:
-            make = functools.partial(_from_a_free_port, make)
-        return paced(address, make, course)
-
-    try:
-        with limit:
-            if not _warm:
-                await warm_up()
-            course.ready = True
-            origins = await _ways(host, port, local_addr)
-            if len(origins) == 1:
-                try:
-                    return await one(*origins)
-                except OSError as exc:
-                    prefix_address(exc, host, port)
-                    raise
-            addresses = interleave(list(origins))
-            return await race(addresses, one, delay, discard)
-    except AllFailedError as exc:
-        error = exc.as_one(host, port)
         try:
-            raise error from error.__cause__
+            with limit:
+                if not _warm:
+                    await warm_up()
+                course.ready = True
+                origins = await _ways(host, port, local_addr)
+                if len(origins) == 1:
+                    try:
+                        return await _attempt(attempt, origins, course, *origins)
+                    except OSError as exc:
+                        prefix_address(exc, host, port)
+                        raise
+                one = functools.partial(_attempt, attempt, origins, course)
+                return await race(interleave(list(origins)), one, delay, discard)
+        except AllFailedError as exc:
+            error = exc.as_one(host, port)
+            try:
+                raise error from error.__cause__
+            finally:
+                del error  # its traceback has this frame: a cycle
+        except TimeoutError as exc:
+            if not limit.expired or isinstance(exc, ConnectTimeoutError):
+                raise
+            text = f"no connection to {host} port {port} within {limit.seconds} s"
+            raise _too_late(text, course) from (course.refusal or exc)
         finally:
-            del error  # its traceback has this frame: a cycle
-    except TimeoutError as exc:
-        if not limit.expired or isinstance(exc, ConnectTimeoutError):
-            raise
-        text = f"no connection to {host} port {port} within {limit.seconds} s"
-        raise _too_late(text, course) from (course.refusal or exc)
-    finally:
-        course.refusal = None  # its traceback has frames that keep the course: a cycle
+            course.refusal = None  # its traceback has frames that keep the course: a cycle
+
+
+def _attempt(
+    attempt: Callable[[Address, Address | None, Course], Coroutine[object, object, T]],
+    origins: Mapping[Address, Address | None],
+    course: Course,
+    address: Address,
+) -> Coroutine[object, object, T]:
+    """Return the connect to one of the addresses, from the origin that belongs to it."""
+    origin = origins[address]
+    make = functools.partial(attempt, address, origin, course)
+    if origin is None or not origin[1]:
+        make = functools.partial(_from_a_free_port, make)
+    return paced(address, make, course)
 
 
 async def _from_a_free_port(attempt: Callable[[], Coroutine[object, object, T]]) -> T:
@@ -221,7 +216,7 @@ async def way_to(
         limit: Seconds for both steps; None for no limit of the caller's.
 
     Raises:
-        AddressError, RouteError, DeviceNotFoundError: There is no way.
+        ConnectionFailedError, DeviceNotFoundError: There is no way.
 
     Cancellation: the id is closed and the channel is released.
     """
@@ -259,7 +254,7 @@ async def _ways(host: str, port: int, local_addr: Address | None) -> dict[Addres
     ways = {target: by_family[_is_v6(target)] for target in targets if _is_v6(target) in by_family}
     if not ways:
         text = f"no address of {host} has the family of the local address {local_host}"
-        raise AddressError(errno.EAFNOSUPPORT, text)
+        raise ConnectionFailedError(errno.EAFNOSUPPORT, text)
     return dict(ways)
 
 

@@ -1,285 +1,149 @@
-"""Keepalive: looks of a loop at its connections and streams, which notice silence.
+"""The keepalive: regular checks that detect a silent peer of a connection or stream.
 
-The adapter does nothing at all on an idle connection, and acknowledges messages of a program that
-has stopped.  So a silent peer is asked, and is given up when it stays silent for too long.  The
-protocol decides how the peer is asked, and which messages are signs of life:
+An adapter sends nothing on an idle connection, and it acknowledges messages even if the program on
+its host has stopped.  So a peer that has been silent is probed, and the connection is given up if
+the silence lasts too long.  The protocol decides how to probe, and what counts as a sign of life:
 
-- A connection of messages asks the program, by a PING, one at a time.  Messages, DONE and a PONG
-  that was asked for are signs of life.  CREDIT is none, nor is a PING while this side's own is not
-  answered: a peer could send them for ever, although nothing gets through to it.  A dead host shows
-  earlier, because the PING itself is not acknowledged.
-- A PING is a sign of life for the side that answers, too.  So the accepting side looks once more
-  before it asks: mostly the connecting side has asked by then, for both.
-- A raw connection cannot ask: its peer is given up when no message has come for too long, if there
-  is a limit.
-- A stream asks the peer's adapter, which acknowledges a message without bytes; and so that no idle
-  stream is given up, each side says a word four times in the limit that changes nothing.
+- A connection of messages sends a PING, which the peer's library answers; one is outstanding at a
+  time.  Messages, DONE frames and the answering PONG are signs of life.  A CREDIT frame is not, nor
+  is the peer's PING while this side's own is unanswered: the peer could go on sending those forever
+  although nothing of this side reaches it.  If the host is dead, that is detected earlier, because
+  not even the adapter acknowledges the PING.
+- A PING shows both sides that the other is alive.  So the accepting side waits for one more check
+  before it sends its own; by then the connecting side has usually sent one.
+- A raw connection cannot probe.  If there is a limit, its peer is given up when no message has
+  arrived for that long.
+- A stream probes the peer's adapter with an empty RDMA WRITE, which the adapter acknowledges.  To
+  show that its program is alive, each side repeats its credit limit four times within the time
+  limit.
 
-To wake a loop costs more than all that is done for a connection then.  So the connections of a loop
-share a wheel: an interval has eight ticks, at which the loop looks at all connections that are due,
-and the questions are spread over the ticks, as the connections began.
-
-Connections whose peers are the same event loop, as the hellos of the peers say, form a `_Group`
-(docs/adr/keepalive-groups.md).  The wheel looks at the group in place of its connections:
-
-- A connection joins at the first look that finds a sign of life of its own.
-- A sign of life on any connection of the group counts for all of them.
-- Every second look, the group asks the next of its connections in line, a 64th of all.
-- The group ends if nothing was heard in two looks, if a connection that was asked has not answered
-  at the next look, or if a connection fails.  Then each of its connections is asked itself, and is
-  given up as any other.  Those that answer form the next group.
+Waking a loop costs more than checking a connection.  So all connections of a loop with the same
+interval share a timer wheel with eight slots.  A connection keeps the slot in which it began, which
+spreads the checks over the interval.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import functools
-import itertools
 import math
-import os
-from collections.abc import Callable, Hashable
-from typing import Any, Protocol, cast
+from collections.abc import Callable
+from typing import Protocol
 
-from aiordma.errors import PeerSilentError
+from aiordma.error_words import CASE_HINTS
+from aiordma.errors import ConnectionLostError, silent_error
 from aiordma.loop import registry
 from aiordma.loop.timers import Timer, call_later, now
 
-__all__ = ["Keepalive", "Wheel", "loop_id", "wheel_of"]
+__all__ = ["Keepalive", "Wheel", "wheel_of"]
 
-#: Ticks of an interval.
+#: How many ticks of the wheel an interval has.
 _TICKS = 8
-#: Looks that one turn of the loop takes.
+#: How many connections are checked in one iteration of the loop.
 _AT_ONCE = 64
-#: Questions of a group until each of its connections had its turn.
-_TURNS = 64
 
 
 class Peer(Protocol):
-    """A connection or a stream, as its keepalive sees it."""
+    """What the keepalive needs to know of a connection or stream."""
 
     def _was_alive(self) -> bool:
-        """Whether the peer has given a sign of life since the last call."""
+        """Whether there was a sign of life since the last call."""
 
     def _on_interval(self, *, silent: bool) -> None:
-        """An interval is over, `silent` if nothing of the peer arrived in it: ask the peer."""
+        """Called after each interval; if the peer was `silent`, this is the time to probe it."""
 
     def _give_up(self, cause: BaseException) -> None:
-        """The peer does not act any more."""
-
-
-class GroupedPeer(Peer, Protocol):
-    """A connection that may be one of a group."""
-
-    def _show_life_to(self, group: bytearray | None) -> None:
-        """Have signs of life of the peer set the first byte of `group`, too; None: of none."""
-
-
-class _Due(Protocol):
-    """An entry of a wheel."""
-
-    def _look(self, tick: int) -> None:
-        """The tick has come."""
-
-
-def loop_id(loop: asyncio.AbstractEventLoop) -> bytes:
-    """The random number by which hellos name this loop, 8 bytes."""
-    return registry.lasting("loop id", functools.partial(os.urandom, 8), loop)
+        """End the connection, because the peer has been silent for too long."""
 
 
 class Wheel:
-    """The looks that are due, of all connections and streams of a loop with the same interval.
+    """The checks that are due, for all connections and streams of a loop with the same interval.
 
     Args:
         loop: The loop.
-        interval: Seconds.
+        interval: Seconds between two checks of a connection.
 
     Attributes:
-        step_s: Seconds between two ticks; tick n is at n times as many seconds of `now`.
-        groups: The groups that take connections, by the keys of these.
+        step_s: Seconds between two ticks.  Tick n is due at `n * step_s`, in seconds of `now()`.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, interval: float) -> None:
         self._loop = loop
         self.step_s = interval / _TICKS
-        self.groups: dict[Hashable, _Group] = {}
-        self._due: dict[int, dict[_Due, None]] = {}  # by tick
+        self._due: dict[int, dict[Keepalive, None]] = {}  # by tick
         self._timer: Timer | None = None
-        self._tick = 0  # of the timer
+        self._timer_tick = 0
 
-    def tick(self) -> int:
-        """The last tick that has come."""
-        return int(now() / self.step_s)
-
-    def begin(self, entry: _Due) -> int:
-        """Look for the first time, an interval from now; returns the tick."""
+    def add_first(self, keepalive: Keepalive) -> int:
+        """Schedule the first check, an interval from now, and return its tick."""
         tick = math.ceil(now() / self.step_s) + _TICKS
-        if (due := self._due.get(tick)) is not None and self._timer is not None:
-            due[entry] = None  # the timer is at this tick, or before it
-        else:
-            self.add(entry, tick)
+        self.add(keepalive, tick)
         return tick
 
-    def add(self, entry: _Due, tick: int) -> None:
-        """Look at this tick."""
-        self.add_all({entry: None}, tick)
-
-    def add_all(self, entries: dict[Any, None], tick: int) -> None:
-        """Look at all of them at this tick."""
-        self._due.setdefault(tick, {}).update(entries)
-        if self._timer is None or tick < self._tick:
+    def add(self, keepalive: Keepalive, tick: int) -> None:
+        """Schedule a check for a tick."""
+        self._due.setdefault(tick, {})[keepalive] = None
+        if self._timer is None or tick < self._timer_tick:
             self._arm()
 
-    def discard(self, entry: _Due, tick: int) -> None:
-        """Do not look at this tick.  In any thread."""
+    def discard(self, keepalive: Keepalive, tick: int) -> None:
+        """Cancel the check at a tick.  May be called in any thread."""
         if (due := self._due.get(tick)) is not None:
-            due.pop(entry, None)
+            due.pop(keepalive, None)
 
     def _arm(self) -> None:
         self.close()
         self._due = {tick: due for tick, due in self._due.items() if due}
         if self._due:
-            self._tick = min(self._due)
-            delay = self._tick * self.step_s - now()
+            self._timer_tick = min(self._due)
+            delay = self._timer_tick * self.step_s - now()
             self._timer = call_later(self._loop, delay, self._turn)
 
     def _turn(self) -> None:
-        due = self._due[self._tick]
-        tick = max(self._tick, self.tick())
+        due = self._due[self._timer_tick]
+        tick = max(self._timer_tick, int(now() / self.step_s))
         try:
             for _ in range(_AT_ONCE):
                 try:
-                    entry = due.popitem()[0]
+                    keepalive = due.popitem()[0]
                 except KeyError:
                     break
-                entry._look(tick)
+                keepalive._check(tick)
         finally:
             self._arm()
 
     def close(self) -> None:
-        """Look no more: the last connection has gone.  In any thread."""
+        """Stop the timer, because the last connection is gone.  May be called in any thread."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
 
 
-def wheel_of(loop: asyncio.AbstractEventLoop, interval: float) -> tuple[Wheel, Callable[[], None]]:
-    """Return the wheel of a loop for an interval of so many seconds, and its release."""
-    key = "keepalive", interval
-    return registry.acquire(key, functools.partial(Wheel, loop, interval), loop)
-
-
-class _Group:
-    """Connections whose peers are the same event loop.
-
-    Args:
-        wheel: Theirs.
-        key: In the wheel's table.
-        late: Whether the peer asks first.
-        tick: Of the sign of life that the first of them has found.
-
-    Attributes:
-        sign: The first byte is set by every sign of life, of any of the connections.
-        since: The tick of the last look that found a sign of life.
-        ended: The tick at which the group ended; None before.
-    """
-
-    __slots__ = (
-        "_asked", "_key", "_late", "_line", "_silent", "_tick", "_wheel", "ended", "sign", "since",
-    )  # fmt: skip
-
-    def __init__(self, wheel: Wheel, key: Hashable, tick: int, *, late: bool) -> None:
-        self._wheel = wheel
-        self._key = key
-        self._late = late
-        self._line: dict[Keepalive, None] = {}  # the next to be asked is the first
-        self._asked: list[Keepalive] | None = None  # at the last look, if that was a turn
-        self._silent = 0  # looks without a sign of life
-        self.sign = bytearray(1)
-        self.since = tick
-        self.ended: int | None = None
-        wheel.groups[key] = self
-        # A peer on the same machine has the same ticks, and mostly the same looks: its questions
-        # come between two looks of this side, and not now before a look and now behind it.
-        self._next(tick + late * _TICKS // 2)
-
-    def _next(self, tick: int) -> None:
-        self._tick = tick + _TICKS
-        self._wheel.add(self, self._tick)
-
-    def add(self, keepalive: Keepalive, tick: int) -> None:
-        """Take a connection, which has found a sign of life at this tick."""
-        self._line[keepalive] = None
-        self._silent, self.since = 0, tick
-
-    def discard(self, keepalive: Keepalive) -> None:
-        """A connection has ended.  In any thread."""
-        self._line.pop(keepalive, None)
-        if self.ended is not None:
-            self._wheel.discard(keepalive, self.ended)
-
-    def _look(self, tick: int) -> None:
-        if not self._line:
-            self._leave()
-            return
-        self._silent += 1
-        if self.sign[0]:
-            self.sign[0] = 0
-            self._silent, self.since = 0, tick
-        asked, self._asked = self._asked, None
-        if self._silent > 1 or not all(keepalive.answered() for keepalive in asked or ()):
-            self.end(tick)
-            return
-        self._next(tick)
-        if asked is None:
-            self._ask()
-
-    def _ask(self) -> None:
-        """Have the next in line ask.
-
-        If the peer asks, only those ask that it has not asked since their last turn.
-        """
-        self._asked = []
-        for keepalive in list(itertools.islice(self._line, -(-len(self._line) // _TURNS))):
-            if self._line.pop(keepalive, keepalive) is None:  # unless it has just ended
-                self._line[keepalive] = None
-                if not (self._late and keepalive.answered()):
-                    self._asked.append(keepalive)
-                    keepalive.ask(self.since)
-
-    def end(self, tick: int) -> None:
-        """Have each of the connections ask for itself from this tick on."""
-        if self.sign[0]:
-            self.since = tick + 1  # not before that sign
-        self._leave()
-        self._wheel.discard(self, self._tick)
-        self.ended = tick
-        self._wheel.add_all(self._line, tick)
-
-    def _leave(self) -> None:
-        if self._wheel.groups.get(self._key) is self:
-            del self._wheel.groups[self._key]
+def wheel_of(
+    interval: float, loop: asyncio.AbstractEventLoop | None = None
+) -> tuple[Wheel, Callable[[], None]]:
+    """Return the wheel of `loop`, or of the running loop, for an interval, and its release."""
+    loop = loop or asyncio.get_running_loop()
+    return registry.acquire(("keepalive", interval), lambda: Wheel(loop, interval), loop)
 
 
 class Keepalive:
-    """The looks of one connection or stream.
+    """The keepalive of one connection or stream.
 
-    It refers to the connection while it runs, and not after `stop`.
+    It refers to the connection between `start` and `stop`.
 
     Args:
-        loop: The connection's.
-        interval: Seconds between two looks; None for never.
-        limit: Seconds of silence after which the peer is given up, if it was asked at a look
-            before: a loop that stood still has not looked.  None for never.
-        setting: The name of the limit, for the text of the error.
-        late: Whether a silent peer is asked a look later, because it asks first itself.
-        peer_loop: The event loop of the peer, by its address and its number: connections with the
-            same are asked in turns.  None: it is not known.
+        loop: The loop of the connection.
+        interval: Seconds between two checks; None for no keepalive.
+        limit: Seconds of silence after which the peer is given up, but only if it was probed
+            before: after a loop has been blocked for long, the peer still gets a chance to answer.
+            None for no limit.
+        setting: The name of the setting for the limit, for the text of the error.
+        late: Whether to probe one check later, because the peer is expected to do so first.
     """
 
     __slots__ = (
-        "_group", "_interval", "_key", "_late", "_limit", "_loop", "_peer", "_release", "_setting",
-        "_silent", "_since", "_tick", "_timer", "_wheel",
+        "_interval", "_late", "_limit", "_loop", "_peer", "_release", "_setting", "_silent",
+        "_since", "_tick", "_timer", "_wheel",
     )  # fmt: skip
 
     _wheel: Wheel
@@ -292,153 +156,91 @@ class Keepalive:
         setting: str,
         *,
         late: bool = False,
-        peer_loop: Hashable = None,
     ) -> None:
         self._loop = loop
         self._interval = interval
         self._limit = limit
         self._setting = setting
-        # There have to be two looks before the limit.
-        patient = bool(interval and limit and limit >= 3 * interval)
-        self._late = late and patient
-        self._key = (peer_loop, limit, late) if patient and peer_loop is not None else None
-        self._group: _Group | None = None
-        self._silent = 0  # looks without a sign of life
-        self._since = self._tick = 0  # of the last look that found one; of the next look
+        # A late probe has to leave time for an answer before the limit.
+        self._late = late and bool(interval and limit and limit >= 3 * interval)
+        self._silent = 0  # checks in a row without a sign of life
+        self._since = 0  # the tick of the last check that found one
+        self._tick = 0  # the tick of the next check
         self._peer: Peer | None = None
         self._timer: Timer | None = None
         self._release: Callable[[], None] | None = None
 
-    def start(self, peer: Peer) -> None:
-        """The stream is there."""
-        if (interval := self._interval) is None:
-            return
-        self._wheel, self._release = wheel_of(self._loop, interval)
-        self._peer = peer
-        self._tick = self._wheel.begin(self)
-        self._since = self._tick - _TICKS
-
-    def take_over(self, peer: Peer, wheel: Wheel, first: int, tick: int) -> None:
-        """Go on for a connection that has stood in the wheel itself, until its first look.
+    def start(self, peer: Peer, wheel: Wheel | None = None) -> None:
+        """Begin to check `peer`, which is open now.
 
         Args:
-            peer: The connection.
-            wheel: Its wheel, which the caller releases.
-            first: The tick for which it stood there.
-            tick: The tick that has come.
+            peer: The connection or stream.
+            wheel: The wheel of the interval, if the caller holds it; None: it is acquired here.
         """
-        self._wheel, self._peer = wheel, peer
-        self._tick, self._since = first, first - _TICKS
-        self._look(tick)
+        if self._interval is None:
+            return
+        if wheel is None:
+            wheel, self._release = wheel_of(self._interval, self._loop)
+        self._wheel = wheel
+        self._peer = peer
+        self._tick = self._wheel.add_first(self)
+        self._since = self._tick - _TICKS
 
-    def _look(self, tick: int) -> None:
+    def _check(self, tick: int) -> None:
         peer = self._peer
         if peer is None:
             return
-        if self._group is not None:
-            self._leave(self._group)
-        elif not peer._was_alive():
-            self._silent += 1
-        else:
+        if peer._was_alive():
             self._silent, self._since = 0, tick
-            if self._key is not None:
-                self._join(tick)
-                return
+        else:
+            self._silent += 1
         seconds = (tick - self._since) * self._wheel.step_s
         asked = self._silent > 1 + self._late
-        # A part of a tick less: ticks are multiples of a number that binary fractions round.
+        # A hundredth of a tick less, because multiples of `step_s` are rounded.
         if asked and self._limit is not None and seconds > self._limit - self._wheel.step_s / 100:
             self.stop()
-            peer._give_up(self._silence(seconds))
+            peer._give_up(self._silence_error(seconds))
             return
         self._tick = tick + _TICKS
         self._wheel.add(self, self._tick)
         peer._on_interval(silent=self._silent > self._late)
 
-    def _join(self, tick: int) -> None:
-        """Leave the next questions to the group."""
-        group = self._wheel.groups.get(self._key)
-        if group is None:
-            group = _Group(self._wheel, self._key, tick, late=self._late)
-        self._group = group
-        group.add(self, tick)
-        cast("GroupedPeer", self._peer)._show_life_to(group.sign)
-
-    def _leave(self, group: _Group) -> None:
-        """Ask at this look: the group has ended."""
-        self._group = None
-        peer = cast("GroupedPeer", self._peer)
-        peer._show_life_to(None)
-        # Alive some time ago, perhaps by the answer to its own question, which the group has not
-        # looked at yet; the group knows when at the latest.
-        alive = peer._was_alive()
-        if alive or not self._silent:
-            self._since = group.since
-        self._silent = 1 + self._late
-
-    def ask(self, since: int) -> None:
-        """For the group: ask the peer, which has given a sign of life at the tick `since`."""
-        self._silent, self._since = 1, since
-        if (peer := self._peer) is not None:
-            peer._was_alive()
-            peer._on_interval(silent=True)
-
-    def answered(self) -> bool:
-        """For the group: whether a sign of life has come since the last call, or the last `ask`.
-
-        True also of a connection that has ended.
-        """
-        peer = self._peer
-        if peer is not None and not peer._was_alive():
-            return False
-        self._silent = 0
-        return True
-
-    def failed(self) -> None:
-        """The connection has broken: the others of its group ask now whether the peer is there."""
-        if (group := self._group) is not None and group.ended is None:
-            group.end(self._wheel.tick())
-
-    def _silence(self, seconds: float) -> PeerSilentError:
-        hint = f"{PeerSilentError.hint} {self._setting} is the limit"
-        text = f"nothing heard from the peer for {seconds:.0f} s ({hint})"
-        error = PeerSilentError(errno.ETIMEDOUT, text)
+    def _silence_error(self, seconds: float) -> ConnectionLostError:
+        hint = f"{CASE_HINTS['silent']} {self._setting} is the limit"
+        error = silent_error(f"nothing heard from the peer for {seconds:.0f} s ({hint})")
         error.hint = hint
         return error
 
     def expect_progress(
         self, progress: Callable[[], int], seconds: float, give_up: Callable[[BaseException], None]
     ) -> None:
-        """Give the peer up if no byte or message moves for `seconds` while the connection closes.
+        """While the connection is closing, give the peer up if there is no progress.
 
         Args:
-            progress: Counts the bytes or messages that were sent and that arrived.
-            seconds: Without progress before the peer is given up.
+            progress: Returns a number that grows with what is sent and what arrives.
+            seconds: How long there may be no progress.
             give_up: Called with the error.
         """
         before = progress()
 
-        def look() -> None:
+        def check() -> None:
             if progress() == before:
                 text = f"closing: nothing has moved for {seconds} s"
-                give_up(PeerSilentError(errno.ETIMEDOUT, text))
+                give_up(silent_error(text))
             else:
                 self.expect_progress(progress, seconds, give_up)
 
-        self._set(seconds, look)
+        self._call_later(seconds, check)
 
-    def _set(self, seconds: float, function: Callable[[], None]) -> None:
+    def _call_later(self, seconds: float, function: Callable[[], None]) -> None:
         self.stop()
         self._timer = call_later(self._loop, seconds, function)
 
     def stop(self) -> None:
-        """End of the connection.  Idempotent.  In any thread."""
+        """Stop, because the connection ends.  Idempotent.  May be called in any thread."""
         if self._peer is not None:
             self._peer = None
-            if self._group is not None:
-                self._group.discard(self)
-            else:
-                self._wheel.discard(self, self._tick)
+            self._wheel.discard(self, self._tick)
             if self._release is not None:
                 self._release()
         if self._timer is not None:

@@ -77,7 +77,7 @@ async def resolve(host: str | None, port: int, seconds: float) -> list[Address]:
     """Return the local addresses of a name, to listen on.
 
     Raises:
-        HostNotFoundError: The name does not resolve; TimeoutError: not within `seconds`.
+        socket.gaierror: The name does not resolve; TimeoutError: not within `seconds`.
     """
     with Limit(seconds, f"resolving {host}", "does the name server answer?"):
         return await look_up(host, port, passive=True)

@@ -14,7 +14,7 @@ from aiordma.cm.address import Address
 from aiordma.link.source import source_of
 from aiordma.logs import log_of
 
-__all__ = ["VIOLATIONS", "LogShare"]
+__all__ = ["DENIED", "VIOLATIONS", "LogShare"]
 
 _log = log_of()
 _MOST = 20
@@ -58,3 +58,5 @@ class LogShare:
 #: Of all connections and streams of the process: peers that break the rules, and peers that say
 #: that this side has.
 VIOLATIONS = LogShare("broken rules")
+#: Of all listeners: clients that may not connect.
+DENIED = LogShare("refused clients")

@@ -84,14 +84,14 @@ class _Pace:
         self.under_way = 0
         self.answers = 0
 
-    async def enter(self) -> None:
-        """Wait for a turn.  Cancellation: ends the wait."""
+    def enter(self) -> Coroutine[Any, Any, None] | None:
+        """Take a turn, or return what waits for one.  Cancellation: ends the wait."""
         if self.under_way < self._room:
             self.under_way += 1
-            return
+            return None
         turn = self._line.wait(lambda _: self.leave())
         self._watch()
-        await turn
+        return turn
 
     def leave(self) -> None:
         """End a turn: its connect is over."""
@@ -145,13 +145,15 @@ async def paced(
     course._pace, course._answers = pace, pace.answers
     try:
         while True:
-            course.waiting = pace.under_way
-            course.limit.hold()
-            try:
-                await pace.enter()
-            finally:
-                course.limit.go_on()
-            course.waiting = 0
+            turn = pace.enter()
+            if turn is not None:
+                course.waiting = pace.under_way
+                course.limit.pause()
+                try:
+                    await turn
+                finally:
+                    course.limit.resume()
+                course.waiting = 0
             try:
                 connection = await attempt()
             except ConnectionRejectedError as exc:

@@ -10,11 +10,13 @@ from __future__ import annotations
 from enum import IntEnum
 
 __all__ = [
+    "DENIALS",
     "HELLO_MAGIC",
     "VERSION",
     "RefusalReason",
     "asks_again",
     "begins_hello",
+    "concerns_keys",
     "library_words",
     "names_the_kind",
     "parse_refusal",
@@ -41,7 +43,21 @@ class RefusalReason(IntEnum):
     RESOURCES = 5
     FULL = 6
     STREAMS = 7
+    KEY_MISSING = 8
+    KEY_UNKNOWN = 9
+    NO_KEYS = 10
+    DENIED = 11
 
+
+#: Refusals of clients that may not connect, in distinction to those for want of room or of time.
+DENIALS = frozenset(
+    (
+        RefusalReason.KEY_MISSING,
+        RefusalReason.KEY_UNKNOWN,
+        RefusalReason.NO_KEYS,
+        RefusalReason.DENIED,
+    )
+)
 
 _REFUSAL_WORDS: dict[int, str] = {
     RefusalReason.NOT_AIORDMA: "the listener speaks aiordma's message protocol; "
@@ -54,6 +70,11 @@ _REFUSAL_WORDS: dict[int, str] = {
     "address",
     RefusalReason.STREAMS: "it is a server of streams, and this is a client of messages: connect "
     "with aiordma.open_connection or create_connection, or serve with aiordma.listen there",
+    RefusalReason.KEY_MISSING: "it takes only clients that prove to have its key: connect with "
+    "ConnectionConfig(keys=...)",
+    RefusalReason.KEY_UNKNOWN: "it has no such key, or another one",
+    RefusalReason.NO_KEYS: "it has no keys, and this client wants it to prove that it has one",
+    RefusalReason.DENIED: "it does not let this client connect",
 }
 
 
@@ -110,6 +131,12 @@ def library_words(data: bytes) -> str:
 def names_the_kind(data: bytes) -> bool:
     """Whether a refusal's private data say that the client is no client of messages."""
     return data.rstrip(b"\0") == refusal(RefusalReason.NOT_AIORDMA)
+
+
+def concerns_keys(data: bytes) -> bool:
+    """Whether a refusal's private data say that the two sides do not have the same key."""
+    reasons = RefusalReason.KEY_MISSING, RefusalReason.KEY_UNKNOWN, RefusalReason.NO_KEYS
+    return data.rstrip(b"\0") in map(refusal, reasons)
 
 
 def asks_again(data: bytes) -> bool:

@@ -59,7 +59,7 @@ OPERATIONS = ("connect", "accept", "request", "reply")
 #: The events that are counted.
 EVENTS = (
     *(f"{operation}_failed" for operation in OPERATIONS),
-    "connect_retried", "refused", "dropped", "connections_lost", "streams_lost",
+    "connect_retried", "refused", "denied", "dropped", "connections_lost", "streams_lost",
 )  # fmt: skip
 
 _lock = fork.new_lock()

@@ -50,12 +50,15 @@ class Delivering(Protocol):
 class _Background:
     """The tasks of the running loop."""
 
-    __slots__ = ("_guard", "_loop", "closing", "delivering", "ended", "gone", "patient", "tasks")
+    __slots__ = (
+        "_guard", "_loop", "closing", "delivering", "ended", "gone", "over", "patient", "tasks",
+    )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)
         self.ended = False
         self.tasks: set[asyncio.Task[Any]] = set()
+        self.over: Callable[[asyncio.Task[Any]], None] = functools.partial(_over, self.tasks)
         self.patient: set[asyncio.Task[Any]] = set()  # tasks of `tasks` that are not canceled
         self.closing: dict[Callable[[], None], None] = {}
         self.delivering: set[weakref.ref[Delivering]] = set()
@@ -129,8 +132,7 @@ def prepare() -> None:
     """
     loop = asyncio.get_running_loop()
     if not hasattr(loop, _ATTRIBUTE):
-        with contextlib.suppress(AttributeError):  # a loop that takes no attributes
-            setattr(loop, _ATTRIBUTE, _Background(loop))
+        setattr(loop, _ATTRIBUTE, _Background(loop))
 
 
 def _of(loop: asyncio.AbstractEventLoop) -> _Background | None:
@@ -193,10 +195,12 @@ def start(
     # A loop that is closed without the generator is no fault of the program's.  asyncio itself sets
     # this attribute for the same purpose.
     task._log_destroy_pending = False  # type: ignore[attr-defined]
-    tasks: set[asyncio.Task[Any]] = set() if background is None else background.tasks
-    tasks.add(task)
-    task.add_done_callback(functools.partial(_over, tasks))
-    if background is not None and not cancel:
+    if background is None:
+        task.add_done_callback(functools.partial(_over, {task}))
+        return task
+    background.tasks.add(task)
+    task.add_done_callback(background.over)
+    if not cancel:
         background.patient.add(task)
         task.add_done_callback(background.patient.discard)
     return task

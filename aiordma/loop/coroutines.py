@@ -27,7 +27,11 @@ else:
 
 
 def show_frames(
-    send: Callable[..., Any], recv: Callable[..., Any], anext_: Callable[..., Any]
+    send: Callable[..., Any],
+    recv: Callable[..., Any],
+    anext_: Callable[..., Any],
+    request: Callable[..., Any],
+    recv_into: Callable[..., Any],
 ) -> None:
     """Have `cr_frame` and `cr_code` of the coroutines that these functions make name them.
 
@@ -35,7 +39,8 @@ def show_frames(
     ended, and stacks of tasks, which are made of frames, would not tell that a task is in `recv`.
     """
     if Coroutine is not None:  # the compiled module is there
-        Coroutine._set_frames(_frame_of(send), _frame_of(recv), _frame_of(anext_))
+        shown = (send, recv, anext_, request, recv_into)  # as enum aio_call
+        Coroutine._set_frames(*(_frame_of(function) for function in shown))
 
 
 async def _nothing() -> None:

@@ -1,4 +1,4 @@
-"""Credits: a counter that tasks may wait on, first come, first served."""
+"""Credits: a semaphore with more than one place at a time, first come, first served."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["Credits"]
 class Credits:
     """Counts free places; `acquire` waits for places, in the order of the calls.
 
-    asyncio.Semaphore lacks three things: a fast path without a coroutine (`try_acquire`); several
-    places at once, without which two tasks that take place after place can wait for each other for
-    ever; and a way to fail every waiter (`fail`).
+    asyncio.Semaphore lacks three things: a fast path without a coroutine (`try_acquire`); acquiring
+    several places at once, without which two tasks that acquire one after the other can deadlock;
+    and a way to have all waiting tasks raise (`fail`).
     """
 
     __slots__ = ("_free", "_line", "_reason")
@@ -26,12 +26,12 @@ class Credits:
 
     @property
     def free(self) -> int:
-        """Places free now."""
+        """How many places are free."""
         return self._free
 
     @property
     def waiting(self) -> int:
-        """Tasks that wait."""
+        """How many tasks wait."""
         return len(self._line)
 
     def try_acquire(self, count: int = 1) -> bool:
@@ -48,23 +48,23 @@ class Credits:
         return True
 
     async def acquire(self, count: int = 1) -> None:
-        """Wait until `count` places are free and take them, all in one moment.
+        """Wait until `count` places are free, and take all of them at once.
 
         Raises:
             BaseException: The exception that the `reason` of `fail` makes.
 
-        Cancellation: places that were granted in the same moment go to the next waiter.
+        Cancellation: places that were just granted are passed on to the next task.
         """
         if self.try_acquire(count):
             return
         try:
             await self._line.wait(self.release, count)
         except BaseException:
-            self._grant()  # the next in line may need less
+            self._grant()  # the next task in line may need fewer places
             raise
 
     def release(self, count: int = 1) -> None:
-        """Give places back."""
+        """Return places."""
         self._free += count
         if self._line.places:
             self._grant()
@@ -75,10 +75,10 @@ class Credits:
             self._line.grant(count)
 
     def fail(self, reason: Callable[[], BaseException]) -> None:
-        """Have each `acquire` raise the exception that `reason` makes, in the tasks that wait, too.
+        """Have every `acquire` raise what `reason` makes, including those that wait already.
 
-        `reason` is a function, not an exception: an exception object that is raised many times
-        collects the tracebacks of all its raises, and keeps the variables of their frames.
+        `reason` is a function and not an exception, because each task has to raise an object of its
+        own: one object would collect the tracebacks of all tasks, and keep their variables alive.
         """
         if self._reason is None:
             self._reason = reason

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from aiordma.errors import ForkedError
+from aiordma.loop.weak import living
 
 __all__ = [
     "Poisonable", "forked_error", "guard", "guard_public", "new_lock", "public_objects",
@@ -71,15 +72,9 @@ def guard_public(obj: Any) -> None:
     _public.add(weakref.ref(obj, _forget_public))
 
 
-def _living(references: set[weakref.ref[Any]]) -> list[Any]:
-    # Copied in one step: other threads make such objects meanwhile.
-    found = (reference() for reference in references.copy())
-    return [each for each in found if each is not None]
-
-
 def public_objects() -> list[Any]:
     """The objects of `guard_public` that live; in any thread."""
-    return _living(_public)
+    return living(_public.copy())
 
 
 def forked_error(name: str) -> ForkedError:
@@ -180,10 +175,10 @@ def _poison_all() -> None:
     _used_by_a_parent = _used_by_a_parent or _used
     for lock in _locks:
         lock._at_fork_reinit()  # as the standard library does it
-    for obj in _living(_guarded):
+    for obj in living(_guarded.copy()):
         obj.poison_after_fork()
     _guarded.clear()
-    for obj in _living(_public):
+    for obj in living(_public.copy()):
         become_stand_in(obj)
     _public.clear()
     for function in _renewals:

@@ -1,9 +1,8 @@
-"""Objects that an event loop has once, shared by their users and closed with the last user."""
+"""Objects of which an event loop has one, which users share, and which the last user closes."""
 
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol, TypeVar
 
@@ -16,7 +15,7 @@ class Shared(Protocol):
     """An object that can be shared through the registry."""
 
     def close(self) -> None:
-        """Called when the last user has let go."""
+        """Called when the last user has released the object."""
 
 
 S = TypeVar("S", bound=Shared)
@@ -33,7 +32,7 @@ class _Entry:
         self.users = 0
 
     def retire(self) -> None:
-        """Be found no more."""
+        """Remove the entry, so that it is not found any more."""
         if self.entries.get(self.key) is self:
             del self.entries[self.key]
 
@@ -41,7 +40,8 @@ class _Entry:
 class _Release:
     """Releases an entry for one user, once.
 
-    A class and no closure, which has five times as many objects: each connection has two.
+    It is a class, because a closure consists of five times as many objects, and each connection has
+    two of them.
     """
 
     __slots__ = ("_entry",)
@@ -62,55 +62,44 @@ class _Release:
             entry.shared.close()
 
 
-#: A user may release in any thread, and the collector may end another user in between.
+#: A user may release an entry in any thread, and the garbage collector may run another release in
+#: the middle of one.
 _lock = fork.new_lock()
 _ATTRIBUTE = "_aiordma_shared"
-#: For loops that take no attributes.
-_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, _Entry]] = (
-    weakref.WeakKeyDictionary()
-)
 
 
 def _entries_of(loop: asyncio.AbstractEventLoop) -> dict[Hashable, _Entry]:
     """Return the shared objects of a loop, by key.
 
-    They are an attribute of the loop.  A shared object refers to its loop, so that a table of the
-    library's would keep both for ever if they are not closed.  As an attribute they are garbage
-    together with the loop, and finalizers run and warn.
+    The dict is an attribute of the loop.  A shared object refers to its loop, so a table of the
+    library would keep both alive forever if the object is never closed.  This way both are garbage
+    collected together, and the finalizers warn.
     """
     entries: dict[Hashable, _Entry] | None = getattr(loop, _ATTRIBUTE, None)
-    if entries is not None:
-        return entries
-    entries = {}
-    try:
+    if entries is None:
+        entries = {}
         setattr(loop, _ATTRIBUTE, entries)
-    except AttributeError:
-        # Second best: the entries of a closed loop are dropped when another loop asks.
-        for closed in [other for other in _loops if other.is_closed()]:
-            del _loops[closed]
-        return _loops.setdefault(loop, entries)
     return entries
 
 
 def acquire(
     key: Hashable, factory: Callable[[], S], loop: asyncio.AbstractEventLoop | None = None
 ) -> tuple[S, Callable[[], None]]:
-    """Return the object of `loop`, or of the running loop, for `key`; `factory` makes it at need.
+    """Return the object of `loop`, or of the running loop, for `key`; `factory` makes a new one.
 
     Returns:
-        The object, and a function that releases it (once; further calls do nothing).  When the last
-        user has released it, the object is closed.
+        The object, and a function that releases it; only the first call has an effect.  The object
+        is closed when its last user has released it.
     """
     loop = loop or asyncio.get_running_loop()
-    entries = getattr(loop, _ATTRIBUTE, None)
-    if entries is None:
-        entries = _entries_of(loop)
+    entries = _entries_of(loop)
     with _lock:
         entry = entries.get(key)
         if entry is not None:
             entry.users += 1
             return entry.shared, _Release(entry)
-    # No other thread makes an entry meanwhile: `acquire` is called in the loop's thread.
+    # The lock is not held here.  No other thread can make the entry meanwhile, because `acquire` is
+    # only called in the loop's thread.
     entry = _Entry(factory(), key, entries)
     entry.users = 1
     entries[key] = entry
@@ -118,9 +107,9 @@ def acquire(
 
 
 def retire(shared: object, loop: asyncio.AbstractEventLoop) -> None:
-    """Have `acquire` make another object: this one has failed, and its users have yet to end.
+    """Have `acquire` make a new object next time, because this one has failed.
 
-    So have they those of an object that has this one as its `channel`.
+    Present users keep it until they end.  Objects that have it as their `channel` are retired, too.
     """
     with _lock:
         for entry in list(_entries_of(loop).values()):
@@ -129,14 +118,14 @@ def retire(shared: object, loop: asyncio.AbstractEventLoop) -> None:
 
 
 def find(key: Hashable, loop: asyncio.AbstractEventLoop) -> object:
-    """Return the object of `loop` for `key`, or None; in any thread, and without making it."""
+    """Return the object of `loop` for `key`, or None if there is none.  In any thread."""
     entries: dict[Hashable, _Entry] = getattr(loop, _ATTRIBUTE, None) or {}
     entry = entries.get(key)
     return None if entry is None else entry.shared
 
 
 def lasting(key: Hashable, factory: Callable[[], T], loop: asyncio.AbstractEventLoop) -> T:
-    """Return the object of `loop` for `key`, made at need; it lasts as long as the loop."""
+    """Return the object of `loop` for `key`, or make it; it lives as long as the loop."""
     entries = _entries_of(loop)
     entry = entries.get(key)
     if entry is None:
@@ -147,7 +136,7 @@ def lasting(key: Hashable, factory: Callable[[], T], loop: asyncio.AbstractEvent
 
 
 def keep(obj: object, loop: asyncio.AbstractEventLoop) -> None:
-    """Keep `obj` alive until `let_go`, or as long as the loop; as a loop keeps its sockets."""
+    """Keep `obj` alive until `let_go`, but not longer than the loop."""
     kept: set[object] = lasting("kept", set, loop)
     kept.add(obj)
 

@@ -1,16 +1,18 @@
-"""SlotTable: from the 64-bit id of a completion to the entry that takes it.
+"""SlotTable: finds the entry that handles a completion, by the 64-bit wr_id.
 
 Theory of operation
-    A work request carries an id and its completion brings it back once, possibly long after the
-    entry was removed.  So an id has an index and a generation: a late completion of an entry whose
-    index is in use again finds another generation and is dropped, never delivered to another entry.
+    The completion of a work request returns its wr_id, possibly long after the entry was removed.
+    So an id contains an index and a generation.  If the index is in use again when a late
+    completion arrives, the generation differs, and the completion is dropped instead of being
+    delivered to the wrong entry.
 
-    Layout of an id, from the top: tag (8 bits), generation (16), sub-index (16), index (24).
-    The sub-index belongs to the entry: a connection has one table entry for all its buffers,
-    which differ by it, so that a message costs neither an entry nor a future.
+    Layout of an id, from the most significant bit: tag (8 bits), generation (16), sub-index (16),
+    index (24).  The sub-index is assigned by the owner of the entry.  A connection has one entry,
+    and tells its work requests apart by their sub-index, so that a message needs neither an entry
+    nor a future.
 
-    Ids without the tag belong to callers of the raw posting functions and never get here.  A
-    caller's id that has the tag by chance is carried through an entry of its own (verbs/qp.py).
+    A request that was posted by the raw functions of a queue pair has an entry, too, which puts the
+    caller's own wr_id back into the completion (`Posted.caller_id` in verbs/work_queue.py).
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ def sub_index(wr_id: int) -> int:
 
 
 class SlotTable(Generic[T]):
-    """Entries with generation-counted ids.  Not thread-safe: one table belongs to one loop."""
+    """A table of entries, found by ids with a generation.  To be used in the loop's thread only."""
 
     __slots__ = ("_entries", "_free", "_identities")
 
@@ -47,7 +49,7 @@ class SlotTable(Generic[T]):
         self._free: list[int] = []
 
     def __len__(self) -> int:
-        """Number of entries in use."""
+        """The number of entries in use."""
         return len(self._entries) - len(self._free)
 
     def add(self, entry: T) -> int:
@@ -73,14 +75,14 @@ class SlotTable(Generic[T]):
         return [entry for entry in self._entries if entry is not None]
 
     def get(self, wr_id: int) -> T | None:
-        """Return the entry of `wr_id`, or None for a stale or foreign id."""
+        """Return the entry of `wr_id`, or None if the id is stale, or not of this table."""
         index = wr_id & _INDEX_MASK
         if index >= len(self._entries) or wr_id & _IDENTITY_MASK != self._identities[index]:
             return None
         return self._entries[index]
 
     def remove(self, wr_id: int) -> T | None:
-        """Take the entry out and return it; None if the id is stale.  The id is stale then."""
+        """Remove an entry and return it; None if the id is stale.  Afterwards the id is stale."""
         index = wr_id & _INDEX_MASK
         if index >= len(self._entries) or wr_id & _IDENTITY_MASK != self._identities[index]:
             return None

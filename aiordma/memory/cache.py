@@ -1,31 +1,31 @@
-"""RegistrationCache: buffers of callers stay registered, so that their next use costs no syscall.
+"""RegistrationCache: keeps buffers registered, so that their next use needs no system call.
 
 Theory of operation
-    An entry is found by address, length and rights.  An address says nothing about the owner of the
-    memory: freed memory is given to the next object, and a registration that is still there would
-    name pages that no object has any more.  So each entry holds its buffer's export as long as it
-    is registered; Python then can neither free the memory nor move it.
+    An entry is found by address, length and rights.  But an address does not identify an object:
+    when memory is freed, another object may get the same address, and possibly other pages.  A
+    registration that was kept would then refer to the wrong memory.  So each entry keeps its buffer
+    exported as long as it is registered, and Python can neither free the memory nor move it.
 
-    That is the price, too: a cached bytearray or array cannot be resized, an mmap or a received
-    message cannot be closed, and forgotten objects live on, up to the limits.  Weak references do
-    not help: an exported object is referenced, and without the export the address may belong to
-    another object before the weak reference is cleared.  `drop` gives a buffer back.
+    This has a price: a cached bytearray or array cannot be resized, an mmap or a received message
+    cannot be closed, and objects to which nothing else refers stay alive, up to the limits of the
+    cache.  Weak references would not help: an export is itself a reference to the object, and
+    without it the address may belong to another object before the weak reference is cleared.
+    `drop` releases a buffer.
 
-    Entries that are in use are never evicted.  The others are evicted in the order of their last
-    use, as soon as a limit is exceeded.
+    Entries that are in use are never evicted.  Others are evicted when a limit is exceeded, the
+    least recently used first.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import functools
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Self
 
 from aiordma._ffi import ffi
-from aiordma.errors import ResourceBusyError, ResourceClosedError
+from aiordma.errors import ResourceClosedError, busy_error
 from aiordma.loop import background, fork
 from aiordma.loop.uncopied import Uncopied
 from aiordma.tensors import buffer_of
@@ -43,12 +43,12 @@ class CacheStats:
     """Counters of a `RegistrationCache`.
 
     Attributes:
-        hits: Buffers that were registered already, or just being registered.
-        misses: Buffers that had to be registered.
-        evictions: Entries that a limit has ended.
-        entries: Number of entries.
-        in_use: Entries that are taken.
-        bytes: Registered bytes.
+        hits: How often a buffer was registered already, or was just being registered.
+        misses: How often a buffer had to be registered.
+        evictions: How many entries were removed because of a limit.
+        entries: How many entries there are.
+        in_use: How many of them are in use.
+        bytes: How many bytes are registered.
     """
 
     hits: int
@@ -90,23 +90,23 @@ class _Use:
 
 
 class RegistrationCache(Uncopied):
-    """Registrations of callers' buffers, kept for the next use.
+    """Keeps the registrations of buffers for their next use.
 
     ::
 
         async with cache.get(array) as region:
             await qp.write(region, remote.addr, remote.rkey)
 
-    While an entry lives its buffer stays exported: resizing it raises BufferError, and its memory
-    is not freed.  `drop(buffer)` ends that; so do the limits, `close()`, and the end of the
-    protection domain.  numpy's `resize(refcheck=False)` moves memory in spite of an export: drop
-    the buffer before.  Belongs to one event loop.
+    As long as a buffer has an entry, it stays exported: resizing it raises BufferError, and its
+    memory is not freed.  An entry ends by `drop(buffer)`, by the limits, by `close()`, or with the
+    protection domain.  numpy's `resize(refcheck=False)` moves memory in spite of an export, so drop
+    the buffer first.  A cache belongs to one event loop.
 
     Args:
-        pd: Protection domain of all regions.
-        max_bytes: Registered bytes that are kept.  Entries in use may exceed it; a buffer that
-            exceeds it by itself is not kept after its use.
-        max_entries: Entries that are kept, likewise.
+        pd: The protection domain of all regions.
+        max_bytes: How many registered bytes to keep.  Entries in use may exceed this; a single
+            buffer that exceeds it is not kept after its use.
+        max_entries: How many entries to keep; those in use may exceed this, too.
 
     Raises:
         ValueError: A limit is negative.
@@ -134,7 +134,7 @@ class RegistrationCache(Uncopied):
 
     @property
     def stats(self) -> CacheStats:
-        """Counters, as they are now."""
+        """The present values of the counters."""
         return CacheStats(
             hits=self._hits, misses=self._misses, evictions=self._evictions,
             entries=len(self._entries), in_use=len(self._entries) - len(self._idle),
@@ -142,7 +142,7 @@ class RegistrationCache(Uncopied):
         )  # fmt: skip
 
     def get(self, buffer: Any, access: Access = Access.LOCAL_WRITE) -> _Use:
-        """`take` and `give` as an `async with` block, which names the region.
+        """Call `take` and `give` around an `async with` block, which gets the region.
 
         Args:
             buffer: As for `take`.
@@ -153,21 +153,21 @@ class RegistrationCache(Uncopied):
         return _Use(self, buffer, access)
 
     async def take(self, buffer: Any, access: Access = Access.LOCAL_WRITE) -> MemoryRegion:
-        """Return the region over a buffer, registered now or before; the caller gives it back.
+        """Return the region of a buffer, and register it if necessary; return it with `give`.
 
-        Calls that take a buffer at the same time get the same region.  A large buffer is registered
-        in a thread (see `MemoryRegion.register`).
+        Concurrent calls for the same buffer get the same region.  A large buffer is registered in a
+        thread (see `MemoryRegion.register`).
 
         Args:
-            buffer: As for `MemoryRegion`, but no number of bytes.
-            access: As for `MemoryRegion`; other rights are another entry.
+            buffer: As for `MemoryRegion`, but not a number of bytes.
+            access: As for `MemoryRegion`; each combination of flags has an entry of its own.
 
         Raises:
             ResourceClosedError: The cache is closed.
             TypeError, ValueError, BufferError, NotSupportedError, OSError: As `MemoryRegion`.
 
-        Cancellation: ends the wait; a registration under way goes on, for other tasks that wait for
-        it and for the next call.
+        Cancellation: ends the wait.  A registration that has begun goes on, for other tasks that
+        wait for it and for the next call.
         """
         self._require()
         buffer = buffer_of("memory to register", buffer)
@@ -176,7 +176,7 @@ class RegistrationCache(Uncopied):
             key = (where, view.nbytes, access)
         entry = self._entries.get(key)
         if entry is not None and entry.region is not None and entry.region.closed:
-            self._remove(entry)  # the program has closed it, or its domain
+            self._remove(entry)  # the program has closed it, or its protection domain
             entry = None
         if entry is None:
             self._misses += 1
@@ -196,13 +196,13 @@ class RegistrationCache(Uncopied):
 
     def _enter(self, key: _Key, buffer: Any) -> _Entry:
         entry = _Entry(key)
-        # Evict first: at no time should more be pinned than the limit.
+        # Evict before registering, so that the limit is never exceeded.
         self._shrink(self._max_entries - 1, self._max_bytes - self._counted(key))
         if key[1] <= INLINE_BYTES:
             self._ready(entry, MemoryRegion(self._pd, buffer, key[2]))
         else:
             loop = asyncio.get_running_loop()
-            # A view of the task's own: this caller may be canceled while others wait for the task.
+            # The task has a view of its own: the caller may be canceled while others wait for it.
             view = memoryview(buffer)
             task = background.start(loop, functools.partial(self._register, entry, view))
             if task is None:  # the loop is ending
@@ -218,7 +218,7 @@ class RegistrationCache(Uncopied):
         return entry
 
     def _counted(self, key: _Key) -> int:
-        """Bytes that count against the limit: 0 for a buffer that is too large to be kept."""
+        """The bytes that count against the limit; 0 for a buffer that is too large to be kept."""
         return key[1] if key[1] <= self._max_bytes else 0
 
     async def _register(self, entry: _Entry, view: memoryview) -> MemoryRegion:
@@ -237,27 +237,27 @@ class RegistrationCache(Uncopied):
     def _registered(self, task: asyncio.Task[MemoryRegion]) -> None:
         self._registering.discard(task)
         if not task.cancelled():
-            task.exception()  # retrieved here: perhaps no task waits for it any more
+            task.exception()  # otherwise asyncio logs it, if no task waits any more
 
     def _ready(self, entry: _Entry, region: MemoryRegion) -> None:
         entry.region = region
         entry.registering = None
         self._taken[region] = entry
         if not entry.users:
-            self._rest(entry)  # all tasks that waited for it were canceled
+            self._make_idle(entry)  # all tasks that waited for it were canceled
 
     def give(self, region: MemoryRegion) -> None:
-        """Give back a region, once for each `take`.
+        """Return a region to the cache, once for each `take`.
 
-        Requests under way keep the region registered, whatever happens to its entry.
+        Work requests in flight keep the region registered, whatever happens to its entry.
 
         Raises:
-            ValueError: The region was not taken from this cache, or was given back already.
+            ValueError: The region is not from this cache, or was returned already.
         """
         entry = self._taken.get(region)
         if entry is None or not entry.users:
             if self._closed or region.closed:
-                return  # its entry has gone meanwhile
+                return  # its entry was removed meanwhile
             msg = f"not taken from this cache: {region!r}"
             raise ValueError(msg)
         self._return(entry)
@@ -265,9 +265,9 @@ class RegistrationCache(Uncopied):
     def _return(self, entry: _Entry) -> None:
         entry.users -= 1
         if not entry.users and entry.region is not None and not self._closed:
-            self._rest(entry)
+            self._make_idle(entry)
 
-    def _rest(self, entry: _Entry) -> None:
+    def _make_idle(self, entry: _Entry) -> None:
         if not self._counted(entry.key):
             self._evictions += 1
             self._remove(entry)
@@ -276,7 +276,7 @@ class RegistrationCache(Uncopied):
         self._shrink(self._max_entries, self._max_bytes)
 
     def _shrink(self, entries: int, size: int) -> None:
-        """Evict until the limits are kept, or all entries left are in use."""
+        """Evict entries until the limits are kept, or all others are in use."""
         while self._idle and (len(self._entries) > entries or self._kept > size):
             self._evictions += 1
             self._remove(next(iter(self._idle.values())))
@@ -294,22 +294,23 @@ class RegistrationCache(Uncopied):
 
     def _let_go(self, region: MemoryRegion) -> None:
         region.close()
-        self._leaving = [left for left in self._leaving if not left._gone.done]
+        self._leaving = [left for left in self._leaving if left._outcome is None]
         self._leaving.append(region)
 
     async def drop(self, buffer: Any) -> int:
         """Deregister a buffer, so that it can be resized, closed or freed.
 
         Args:
-            buffer: The object, or any part of it: every entry that shares a byte with it goes.
+            buffer: The object, or any part of it.  Every entry that shares a byte with it is
+                removed.
 
         Returns:
-            The number of entries that were dropped, when their memory is free.
+            How many entries were removed.  Their memory is deregistered when the call returns.
 
         Raises:
-            ResourceBusyError: An entry is in use; nothing was dropped.
-            ValueError: The part is not contiguous.
-            TimeoutError: The adapter has not let go of the memory within a minute.
+            RdmaOSError: EBUSY, an entry is in use; nothing was removed.
+            ValueError: The buffer is not contiguous.
+            TimeoutError: The memory could not be deregistered within a minute.
 
         Cancellation: ends the wait only.
         """
@@ -325,7 +326,7 @@ class RegistrationCache(Uncopied):
             ]  # fmt: skip
             if any(entry.users for entry in found):
                 msg = "the buffer is in use: give its region back first"
-                raise ResourceBusyError(errno.EBUSY, msg)
+                raise busy_error(msg)
             pending = [entry.registering for entry in found if entry.registering is not None]
             if not pending:
                 break
@@ -339,19 +340,19 @@ class RegistrationCache(Uncopied):
         return len(found)
 
     def close(self) -> None:
-        """Deregister all entries, also those in use.  Idempotent.
+        """Deregister all entries, even those in use.  Idempotent.
 
-        Requests under way keep their regions registered until they are done.
+        Work requests in flight keep their regions registered until they have completed.
         """
         self._closed = True
         for entry in list(self._entries.values()):
             self._remove(entry)
 
     async def wait_closed(self) -> None:
-        """Wait until no buffer is held any more.
+        """Wait until no buffer is registered or exported any more.
 
         Raises:
-            TimeoutError: A region is not deregistered after a minute; it goes on.
+            TimeoutError: A region could not be deregistered within a minute; the attempt goes on.
 
         Cancellation: ends the wait only.
         """

@@ -1,26 +1,26 @@
-"""Lent parts of a `Memory`: the key that a peer has, its end, and the overlaps of parts.
+"""Parts of a `Memory` that are lent to peers: their keys, their end, and whether they overlap.
 
 Theory of operation
-    Where the adapter has memory windows, a part is opened by a window: a key of its own, with the
-    rights of the lease, which ends with the window.  The region behind it gives no remote right at
-    all.  Elsewhere the peer gets the key of the region, which ends with the region.
+    If the adapter has memory windows, a part is lent through a window.  The window has a key of its
+    own, with the rights of the lease, and the key becomes invalid with the window.  The region
+    itself gives no remote rights.  On other adapters the peer gets the key of the region, which
+    stays valid as long as the region.
 
-    A part that a peer may write to is lent to no other connection meanwhile: a program relies on
-    it that bytes do not change between two reads of them.  Parts for reading and for atomics
-    overlap as they like, because readers do not disturb one another, and an adapter carries out
-    atomics one after the other.
+    A part that a peer may write to is not lent to another connection at the same time, because
+    programs rely on memory not to change while they use it.  Parts for reading and for atomics may
+    overlap, because readers do not disturb one another, and an adapter carries out atomics one
+    after the other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import threading
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from aiordma.errors import ResourceBusyError, ResourceClosedError
+from aiordma.errors import ResourceClosedError, busy_error
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import SGE
 from aiordma.verbs.mw import MemoryWindow
@@ -31,20 +31,22 @@ _WRITE = int(Access.REMOTE_WRITE)
 
 
 class LentPart:
-    """A part that is open to a peer, or is being opened; as a region that a lease has registered.
+    """A part that is lent to a peer.
+
+    It has the same interface as a region that was registered for a lease.
 
     Args:
         part: The part.
-        rights: The peer's.
-        owner: An object of the connection: its own parts may overlap.
-        window: Opens it; None where the peer has the key of the region.
-        over: Called in the loop's thread when the peer has no access any more; once.
+        rights: What the peer may do with it.
+        owner: Identifies the connection, whose own parts may overlap one another.
+        window: The memory window; None if the peer has the key of the region.
+        over: Called once, in the loop's thread, when the peer has no access any more.
 
     Attributes:
         part, rights, owner, window: As the arguments.
-        addr: Address of the first byte for the peer.
-        length: Bytes.
-        closed: Whether it ends, or has ended.
+        addr: The address of the first byte, for the peer.
+        length: The size in bytes.
+        closed: Whether `close` was called.
     """
 
     __slots__ = (
@@ -86,7 +88,7 @@ class LentPart:
         """
         return self.part.mr.view[self.part.offset : self.part.offset + self.length]
 
-    # As of a region: a message is read until its last use has ended.
+    # Uses are counted as for a region: access ends after `close`, with the last use.
 
     def _retain(self) -> None:
         if self.closed:
@@ -95,13 +97,13 @@ class LentPart:
         self._uses += 1
 
     def _let_go(self) -> None:
-        """One use less; in any thread."""
+        """Count one use less.  In any thread."""
         self._uses -= 1
         if self.closed and not self._uses:
             self._end()
 
     def close(self) -> None:
-        """End the peer's access, after the last use.  Idempotent; `wait_closed` waits."""
+        """End the peer's access after the last use, without waiting for that.  Idempotent."""
         if not self.closed:
             self.closed = True
             if not self._uses:
@@ -112,7 +114,7 @@ class LentPart:
             self._tell()
         else:
             self.window.close()
-            self.window._gone.add_done_callback(lambda _: self._tell())
+            self.window._when_gone(self._tell)
 
     def _tell(self) -> None:
         if threading.get_ident() == self._thread:
@@ -133,7 +135,7 @@ class LentPart:
             timeout: Seconds.
 
         Raises:
-            TimeoutError: The adapter has not let go of it yet.
+            TimeoutError: The window could not be deallocated in time.
             OSError: The C library refused.
 
         Cancellation: ends the wait.
@@ -144,47 +146,49 @@ class LentPart:
 
 
 class _Spans:
-    """Parts in the order of their first bytes, to be asked for those that overlap another."""
+    """Parts, sorted by their first bytes, so that overlapping ones are found quickly."""
 
-    __slots__ = ("_longest", "_order", "_parts")
+    __slots__ = ("_longest", "_parts")
 
     def __init__(self) -> None:
-        self._order: list[tuple[int, int]] = []  # first byte, and a number that is unique
-        self._parts: dict[int, LentPart] = {}
-        self._longest = 0  # of all since it was empty
+        # The address, the id() of the part, which makes the tuples comparable, and the part.
+        self._parts: list[tuple[int, int, LentPart]] = []
+        self._longest = 0  # the size of the largest part since the list was empty
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __iter__(self) -> Iterator[LentPart]:
+        return (part for _, _, part in self._parts)
 
     def add(self, part: LentPart) -> None:
-        insort(self._order, (part.addr, id(part)))
-        self._parts[id(part)] = part
+        insort(self._parts, (part.addr, id(part), part))
         self._longest = max(self._longest, part.length)
 
     def remove(self, part: LentPart) -> None:
-        if self._parts.pop(id(part), None) is not None:
-            del self._order[bisect_left(self._order, (part.addr, id(part)))]
+        at = bisect_left(self._parts, (part.addr, id(part), part))
+        if at < len(self) and self._parts[at][2] is part:
+            del self._parts[at]
             if not self._parts:
                 self._longest = 0
 
     def overlapping(self, part: LentPart) -> LentPart | None:
-        """A part of another owner that has bytes of this part."""
-        end = part.addr + part.length
-        for at in range(bisect_left(self._order, (part.addr - self._longest + 1, 0)), len(self)):
-            addr, number = self._order[at]
-            if addr >= end:
+        """A part of another owner that overlaps this one; None if there is none."""
+        first = bisect_left(self._parts, (part.addr - self._longest + 1, 0, part))
+        for at in range(first, len(self)):
+            addr, _, other = self._parts[at]
+            if addr >= part.addr + part.length:
                 break
-            other = self._parts[number]
             if addr + other.length > part.addr and other.owner is not part.owner:
                 return other
         return None
 
-    def __len__(self) -> int:
-        return len(self._order)
-
 
 class Overlaps:
-    """The parts of a memory that are lent; in the thread of its loop.
+    """The parts of a `Memory` that are lent.  To be used in the thread of its loop only.
 
     Args:
-        allowed: Whether parts may overlap whatever their rights.
+        allowed: Whether parts may overlap, whatever their rights.
     """
 
     __slots__ = ("_allowed", "_others", "_written")
@@ -195,10 +199,10 @@ class Overlaps:
         self._others = _Spans()
 
     def add(self, part: LentPart) -> None:
-        """Note a part before it is opened.
+        """Add a part before it is lent.
 
         Raises:
-            ResourceBusyError: It overlaps a part of another connection, and one of both is lent for
+            RdmaOSError: It overlaps a part of another connection, and one of the two is for
                 writing.
         """
         written = bool(int(part.rights) & _WRITE)
@@ -214,11 +218,11 @@ class Overlaps:
                     "one of both may write: end that lease first, or make the Memory with "
                     "overlap=True"
                 )
-                raise ResourceBusyError(errno.EBUSY, msg)
+                raise busy_error(msg)
         (self._written if written else self._others).add(part)
 
     def remove(self, part: LentPart) -> None:
-        """The part has ended; in any case."""
+        """Remove a part; harmless if it was not added."""
         self._written.remove(part)
         self._others.remove(part)
 
@@ -227,9 +231,5 @@ class Overlaps:
 
     @property
     def open(self) -> int:
-        """Parts that have not begun to end."""
-        return sum(
-            not part.closed
-            for spans in (self._written, self._others)
-            for part in spans._parts.values()
-        )
+        """How many parts are not closed."""
+        return sum(not part.closed for part in (*self._written, *self._others))

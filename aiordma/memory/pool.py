@@ -1,8 +1,8 @@
-"""BufferPool: registered buffers for large messages, kept for the next message."""
+"""BufferPool: registered buffers for large messages, which are kept for further messages."""
 
 from __future__ import annotations
 
-from aiordma.memory.byte_budget import AHEAD, Account
+from aiordma.memory.governor import KEPT, Account, Lease
 from aiordma.memory.large_memory import LargeMemory
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
@@ -14,31 +14,30 @@ _SMALLEST = 64 * 1024
 
 
 def room_of(size: int) -> int:
-    """Bytes of the buffer that a pool has for a message of `size` bytes."""
+    """The size of a pool's buffer for a message of `size` bytes."""
     return max(_SMALLEST, 1 << (size - 1).bit_length())
 
 
 class BufferPool:
-    """Registered buffers in powers of two.
+    """Registered buffers, whose sizes are powers of two.
 
-    Registering costs more than moving the bytes.  So released buffers are kept, up to `keep` bytes
-    in all.  The pool knows the buffers in use, too, and `close` deregisters them: their bytes stay
-    readable while a message is held, but the adapter cannot write there any more.
+    Registering memory takes longer than transferring its bytes.  So buffers that are not in use any
+    more are kept, up to `keep` bytes together.  `close` also deregisters buffers that are in use:
+    the program can still read a message there, but the adapter cannot write to it any more.
 
     Args:
-        pd: Protection domain.
-        keep: Bytes of released buffers to keep.
-        access: Rights; on iWARP the target of an RDMA READ needs REMOTE_WRITE.
-        account: Released buffers are kept only while the account has room for them.
-        memory: Registers the buffers, and has kept ones dropped where memory is short.
-        reserve: Whether the bytes of a kept buffer stay counted while it is in use again.  A
-            message that finds the buffer of an earlier message then asks no budget; otherwise the
-            message has a share of its own.
+        pd: The protection domain.
+        keep: How many bytes of unused buffers to keep.
+        access: The access flags; on iWARP the target of an RDMA READ needs REMOTE_WRITE.
+        account: A buffer is kept only with a lease of this account.
+        memory: What registers the buffers; it has unused ones deregistered if memory is short.
+        reserve: Whether a kept buffer keeps its lease while it is used again, so that the message
+            in it needs none.  Otherwise `take_kept` passes the lease on to the caller.
     """
 
     __slots__ = (
-        "__weakref__", "_access", "_account", "_closed", "_free", "_keep", "_kept", "_memory",
-        "_out", "_pd", "_reserve", "_spare",
+        "__weakref__", "_access", "_account", "_closed", "_keep", "_kept", "_memory", "_out", "_pd",
+        "_reserve", "_shelves",
     )  # fmt: skip
 
     def __init__(
@@ -57,96 +56,91 @@ class BufferPool:
         self._keep = keep
         self._access = access
         self._reserve = reserve
-        self._spare = 0  # bytes counted for buffers that are in use, or were dropped
         self._kept = 0
-        self._free: dict[int, list[MemoryRegion]] = {}
-        self._out: dict[MemoryRegion, None] = {}  # an empty dict is a quarter of an empty set
+        self._shelves: dict[int, list[tuple[MemoryRegion, Lease]]] = {}  # unused buffers, by size
+        self._out: dict[MemoryRegion, Lease | None] = {}  # buffers in use
         self._closed = False
         memory.join(self)
 
-    def take_kept(self, size: int) -> MemoryRegion | None:
-        """Return a kept region of at least `size` bytes, or None; the caller owns it until `give`.
+    def take_kept(self, size: int) -> tuple[MemoryRegion, Lease] | None:
+        """Return an unused region of at least `size` bytes, and its lease, or None.
 
-        Without `reserve` the bytes stay counted in AHEAD, and the caller owns that share, too.
+        The caller owns the region until `give`, and without `reserve` the lease, too.
         """
         room = room_of(size)
-        shelf = self._free.get(room)
+        shelf = self._shelves.get(room)
         if not shelf:
             return None
         self._kept -= room
-        region = shelf.pop()
-        if self._reserve:
-            self._spare += room
-        self._out[region] = None
-        return region
+        region, lease = shelf.pop()
+        self._out[region] = lease if self._reserve else None
+        return region, lease
 
     async def take(self, size: int) -> MemoryRegion:
         """Return a region of at least `size` bytes; the caller owns it until `give`.
 
         Raises:
-            OSError: The memory cannot be registered, not within half a minute either.
-            ResourceClosedError: The connection is closed, perhaps meanwhile.
+            OSError: The memory could not be registered within half a minute.
+            ResourceClosedError: The connection is closed, or was closed meanwhile.
 
         Cancellation: the region is destroyed.
         """
-        region = self.take_kept(size)
-        if region is None:
-            room = room_of(size)
-            region = await self._memory.registered(
-                room, lambda: MemoryRegion.register(self._pd, room, self._access)
-            )
-            self._out[region] = None
-        elif not self._reserve:
-            self._account.give(region.length)
+        if kept := self.take_kept(size):
+            region, lease = kept
+            if not self._reserve:
+                lease.release()
+            return region
+        room = room_of(size)
+        region = await self._memory.registered(
+            room, lambda: MemoryRegion.register(self._pd, room, self._access)
+        )
+        self._out[region] = None
         return region
 
     def give(self, region: MemoryRegion) -> None:
-        """Take a region back."""
-        self._out.pop(region, None)
-        if self._closed or not self._may_keep(region.length):
-            region.close()
+        """Return a region to the pool."""
+        lease = self._out.pop(region, None)
+        if lease is None and not self._closed and self._kept + region.length <= self._keep:
+            lease = self._account.lease(KEPT, region.length)
+        if lease is None or self._closed or self._kept + region.length > self._keep:
+            _drop(region, lease)
             return
         self._kept += region.length
-        self._free.setdefault(region.length, []).append(region)
+        self._shelves.setdefault(region.length, []).append((region, lease))
         self._memory.freed()
 
     def drop_kept(self) -> list[MemoryRegion]:
-        """Deregister the buffers that are kept, and return them."""
-        dropped = [region for shelf in self._free.values() for region in shelf]
-        self._free.clear()
-        for region in dropped:
-            region.close()
-        self._account.give(self._kept)
+        """Deregister all unused buffers, and return them."""
+        kept = [each for shelf in self._shelves.values() for each in shelf]
+        self._shelves.clear()
         self._kept = 0
-        return dropped
-
-    def _may_keep(self, size: int) -> bool:
-        missing = size - self._spare
-        fits = self._kept + size <= self._keep and (
-            missing <= 0 or self._account.try_take(AHEAD, missing, keep=True)
-        )
-        if fits:
-            self._spare = max(-missing, 0)
-        return fits
+        for region, lease in kept:
+            _drop(region, lease)
+        return [region for region, _ in kept]
 
     def lend(self, region: MemoryRegion) -> bool:
-        """Lend the region that was given back last until `close`; False if it was not kept."""
-        shelf = self._free.get(region.length)
-        if not shelf or shelf[-1] is not region:
+        """Remove the region that was just returned, for use until `close`; False if not kept."""
+        shelf = self._shelves.get(region.length)
+        if not shelf or shelf[-1][0] is not region:
             return False
-        self._out[shelf.pop()] = None  # and it counts as kept
+        shelf.pop()
+        self._out[region] = None  # it still counts against `keep`
         return True
 
     def drop(self, region: MemoryRegion) -> None:
-        """Deregister a region instead of taking it back."""
-        self._out.pop(region, None)
-        region.close()
+        """Deregister a region instead of returning it to the pool."""
+        _drop(region, self._out.pop(region, None))
 
     def close(self) -> None:
-        """Deregister all buffers, also those in use."""
+        """Deregister all buffers, even those in use."""
         self._closed = True
-        for region in (*self._out, *(region for shelf in self._free.values() for region in shelf)):
+        for region in list(self._out):
             region.close()
         self._out.clear()
-        self._free.clear()
-        self._kept = 0
+        self.drop_kept()
+
+
+def _drop(region: MemoryRegion, lease: Lease | None) -> None:
+    region.close()
+    if lease is not None:
+        lease.release()

@@ -1,19 +1,20 @@
-"""Memory: registered once, in a protection domain that connections share by choice.
+"""Memory that is registered once, and used by every connection that was made with it.
 
 Theory of operation
-    An adapter finds memory by a key that is valid in one protection domain, and a queue pair is in
-    one domain.  So connections that are to use one registration have to be in its domain, with all
-    that they register for themselves: the connections that were made with the memory, and no
-    others (docs/adr/shared-memory.md has the price).
+    A key is valid in one protection domain only, and a queue pair belongs to one domain.  So all
+    connections that use a registration have to be in its domain, together with everything that
+    they register for themselves.  Only the connections that were made with the memory are in that
+    domain; docs/adr/shared-memory.md explains what this means for security.
 
-    A part is lent by a window of the adapter (`LentPart`).  A window of type 2 serves a single
-    queue pair; but on Soft-RoCE a peer could crash the kernel by it, so that windows are of type 1
-    there, which any queue pair of the domain can use; and their bounds are not enforced.  Software
-    iWARP has no windows.  Where an adapter does not hold a lease to its part, a part is lent only
-    with rights with which the program trusts its peers in all of the memory (`trusted`).
+    A part of the memory is lent to a peer through a memory window (`LentPart`).  A window of type 2
+    is bound to one queue pair.  On Soft-RoCE a peer could crash the kernel through such a window,
+    so windows are of type 1 there: any queue pair of the domain can use them, and the adapter does
+    not enforce their bounds.  Software iWARP has no windows at all.  Where an adapter does not
+    confine a lease to its part, a part is lent only with rights that the program grants to all
+    peers for the whole memory (`trusted`).
 
-    The bytes count as those that connections pin from their beginning on (`memlock.FIRST`), so that
-    the budgets of messages are parts of the rest.
+    The governor counts the memory as pinned from the beginning (`governor.FIRST`), like the first
+    slots of a connection: the budgets for messages are fractions of what remains.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import functools
 import sys
 import warnings
 import weakref
@@ -33,8 +33,8 @@ from aiordma.arguments import Buffer, check_kind, fitting
 from aiordma.cm.devices import find_device
 from aiordma.errors import (
     NotSupportedError,
-    ResourceBusyError,
     ResourceClosedError,
+    busy_error,
     errno_error,
 )
 from aiordma.logs import log_of
@@ -42,8 +42,8 @@ from aiordma.loop import fork
 from aiordma.loop.running import check_loop, from_finalizer
 from aiordma.loop.uncopied import Uncopied
 from aiordma.loop.workers import call_blocking
+from aiordma.memory.governor import FIRST
 from aiordma.memory.lent import LentPart, Overlaps
-from aiordma.memory.memlock import FIRST
 from aiordma.memory.remote import words_of
 from aiordma.tensors import buffer_of
 from aiordma.verbs.context import Context
@@ -60,23 +60,23 @@ _WRITES = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 _RIGHTS = Access.REMOTE_READ | _WRITES
 _NO_RIGHTS = Access(0)
 _TYPE_2 = DeviceCapFlags.MEM_WINDOW_TYPE_2A | DeviceCapFlags.MEM_WINDOW_TYPE_2B
-#: Seconds that an adapter has to let go of the memory.
+#: How long `close` waits for a worker thread to deregister the memory, in seconds.
 _CLOSE_S = 60.0
 
 
 class Sharer(Protocol):
-    """A connection, as its memory sees it."""
+    """What the memory needs to know of a connection that shares it."""
 
     @property
     def _stage(self) -> str:
-        """Whether it is "connecting", "open", "closing" or "closed"."""
+        """One of "connecting", "open", "closing" and "closed"."""
 
     def abort(self) -> None:
-        """End it at once."""
+        """End the connection at once."""
 
 
 def windows_of(context: Context) -> MWType | None:
-    """The type of the windows by which parts are lent on a device; None if it has none."""
+    """The type of memory window to use on a device; None if the device has no windows."""
     flags = context.attributes.device_cap_flags
     if flags & _TYPE_2 and not context.is_software:
         return MWType.TYPE_2
@@ -86,46 +86,49 @@ def windows_of(context: Context) -> MWType | None:
 class Memory(Uncopied):
     """Memory that is registered once, for all connections that are made with it.
 
-    ``async with Memory(1 << 30) as memory`` registers it; `connect`, `listen`, `serve`, `Pool` and
-    so on take it as `memory`.  Such a connection sends a part, ``memory[a:b]``, without a
-    registration, reads into it and writes from it without a copy, and leases it to its peer
-    (`Connection.expose`): each lease has rights of its own, and ends by itself, with its block or
-    with its connection.  `view` has the bytes.
+    ``async with Memory(1 << 30) as memory`` registers it.  Pass it as `memory` to `connect`,
+    `listen`, `serve`, `Pool` and so on.  Such a connection can send a part of it, ``memory[a:b]``,
+    without registering anything, can read into a part and write from one without a copy, and can
+    lease a part to its peer (`Connection.expose`).  Each lease has rights of its own, and ends
+    with its block or with its connection.  `view` gives access to the bytes.
 
-    The connections share a protection domain, in which a key of one connection is valid for the
-    peers of all.  How far a lease holds depends on the adapter:
+    The connections share a protection domain, and in a domain every key is valid for the peers of
+    all connections.  How well a lease is enforced depends on the adapter:
 
-    - With memory windows of type 2 a lease is for its peer, its part and its time alone
-      (`guarded`).
-    - Soft-RoCE enforces rights and time of a lease, but neither its bounds nor whose it is: a peer
-      with a lease reaches all of the memory with the rights of that lease, until it ends.
-    - Software iWARP has no windows: a peer that knows the key reaches all of the memory, with the
-      rights `trusted`, until the memory is closed, by any connection to it.  The end of a lease
-      takes nothing from the peer.  Count a peer that may write there as one that may read.
-    - With any adapter, a peer that guesses keys reaches more memory of the connections, as far as
-      their own peers may: buffers that they expose, large messages on their way to a peer, and
-      copies of up to 256 KiB, which stay readable until the next message takes their buffer; on
-      iWARP also those that arrive.
+    - With memory windows of type 2, a lease is good for its own peer, its own part and its own
+      duration only.  `guarded` is true.
+    - Soft-RoCE enforces the rights and the duration of a lease, but neither its bounds nor who
+      uses it: a peer with a lease can access all of the memory, with the rights of the lease,
+      until the lease ends.
+    - Software iWARP has no windows: a peer that knows the key can access all of the memory, with
+      the rights in `trusted`, over any connection, until the memory is closed.  The end of a lease
+      takes nothing away from the peer.  A peer that may write there may also read.
+    - With any adapter, a peer that guesses keys can access other memory of these connections, with
+      the rights that their own peers have: buffers that they expose, large messages that are on
+      their way to a peer, and copies of messages of up to 256 KiB, which stay readable until the
+      next message reuses the buffer.  On iWARP this includes large messages that arrive.
 
     Args:
         memory: A contiguous buffer, such as a bytearray, a numpy array or an mmap, which stays
             exported until the memory is closed; or a number of bytes, for fresh zeroed memory.
-            Read-only buffers can be read alone.  Soft-RoCE registers 1 GiB at most.
+            A read-only buffer can be leased for reading only.  Soft-RoCE registers at most 1 GiB.
         device: The device, or its name, if the machine has several.
-        trusted: Rights to all of the memory that every peer may be trusted with, where the adapter
-            does not guard parts: REMOTE_READ, REMOTE_WRITE, REMOTE_ATOMIC or several.  There a
-            lease with another right is refused, and a message is registered for itself unless
-            REMOTE_READ is among them.  Without an effect where `guarded` is true.
-        overlap: Whether a part may be lent for writing while another connection has a lease of the
-            same bytes: the program keeps its peers in order itself.
+        trusted: Rights to all of the memory that the program grants to every peer, for adapters
+            that do not guard parts: REMOTE_READ, REMOTE_WRITE, REMOTE_ATOMIC or several of them.
+            On such an adapter a lease with any other right is refused, and unless REMOTE_READ is
+            included, a large message is registered separately.  It has no effect where `guarded`
+            is true.
+        overlap: Whether a part may be lent for writing while another connection holds a lease of
+            the same bytes.  The program then has to coordinate its peers itself.
 
     Raises:
-        TypeError: No buffer, or another class than expected.
-        ValueError: The buffer is empty or not contiguous, or `trusted` has another flag.
-        BufferError: The buffer is read-only, and `trusted` has a right to write.
+        TypeError: `memory` is no buffer, or another argument has the wrong type.
+        ValueError: The buffer is empty or not contiguous, or `trusted` contains any other flag.
+        BufferError: The buffer is read-only, and `trusted` contains a right to write.
 
-    It belongs to the event loop that has opened it.  At the end of the `async with` block no
-    connection may be open that shares it; after an exception those that are open are aborted.
+    The memory belongs to the event loop that has opened it.  When the `async with` block ends, all
+    connections that share it have to be closed; if it ends with an exception, those that are still
+    open are aborted.
     """
 
     def __init__(
@@ -160,15 +163,16 @@ class Memory(Uncopied):
         fork.guard_public(self)
 
     async def open(self) -> None:
-        """Register the memory, in a thread if that takes long.  Idempotent.
+        """Register the memory, in a thread if it is large.  Idempotent.
 
         Raises:
             LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or there is no
                 such device.
             ValueError: The machine has several devices, and none was named.
-            OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.
+            OSError: The memory could not be registered.  ENOMEM usually means that RLIMIT_MEMLOCK
+                is too low.
             ResourceClosedError: The memory was closed.
-            RuntimeError: It is being opened by another task, or was opened in another event loop.
+            RuntimeError: Another task is opening it, or it was opened in another event loop.
 
         Cancellation: nothing stays registered.
         """
@@ -200,12 +204,11 @@ class Memory(Uncopied):
             region.close()
             pd.close()
             raise _closed_error()
-        FIRST.count(region.length)
-        region._gone.add_done_callback(functools.partial(_unpinned, region.length))
+        FIRST.count(region)
         self._region, self._buffer = region, None
 
     def _access(self, context: Context) -> Access:
-        """The rights of the registration."""
+        """The access flags to register the memory with."""
         buffer = self._buffer
         readonly = False
         if not isinstance(buffer, int):
@@ -217,7 +220,9 @@ class Memory(Uncopied):
             access = self._trusted
             if context.is_iwarp:
                 access &= ~Access.REMOTE_ATOMIC
-                # To read into a part tells the peer the key, by which it can write there.
+                # On iWARP, a READ tells the peer the key of the memory that it reads into, and
+                # with that key the peer can write there.  So a program that does not trust its
+                # peers to write gets no READ into the memory, either.
                 readonly = readonly or not access & Access.REMOTE_WRITE
         return access if readonly else access | Access.LOCAL_WRITE
 
@@ -238,12 +243,12 @@ class Memory(Uncopied):
 
     @property
     def device(self) -> str | None:
-        """The name of its device; before it is open, the name that was given, or None."""
+        """The name of the device; until the memory is open, the name that was given, or None."""
         return self._device if self._region is None else self._region.pd.context.name
 
     @property
     def guarded(self) -> bool:
-        """Whether the adapter holds each lease to its peer, its part, its rights and its time.
+        """Whether the adapter enforces the peer, the part, the rights and the end of each lease.
 
         Raises:
             RuntimeError: The memory is not open.
@@ -254,7 +259,7 @@ class Memory(Uncopied):
 
     @property
     def view(self) -> memoryview:
-        """All bytes; read-only if the buffer is.
+        """All bytes of the memory; read-only if the buffer is.
 
         Raises:
             RuntimeError: The memory is not open.
@@ -264,12 +269,12 @@ class Memory(Uncopied):
 
     @property
     def leases(self) -> int:
-        """Leases of parts that are open."""
+        """The number of open leases."""
         return self._lent.open
 
     @property
     def connections(self) -> int:
-        """Connections that share it, and are not closed."""
+        """The number of connections that share the memory and are not closed."""
         return sum(each._stage != "closed" for each in self._sharers)
 
     def __len__(self) -> int:
@@ -281,12 +286,13 @@ class Memory(Uncopied):
     def __getitem__(self, part: slice) -> SGE:
         """A part, such as ``memory[4096:8192]``, for `send`, `read`, `write` and `expose`.
 
-        Negative numbers count from the end.
+        Negative indices count from the end, as in any slice.
 
         Raises:
-            TypeError: No slice.
-            ValueError: It is not inside the memory, ends before it begins, or has a step.
-            RuntimeError, ResourceClosedError: The memory is not open.
+            TypeError: The index is not a slice.
+            ValueError: The slice is not inside the memory, ends before it begins, or has a step.
+            RuntimeError: The memory is not open.
+            ResourceClosedError: It is closed.
         """
         region = self._require()
         if not isinstance(part, slice):
@@ -297,7 +303,7 @@ class Memory(Uncopied):
             raise ValueError(msg)
         length = region.length
         start, stop, _ = part.indices(length)
-        # Not clamped, as other slices are: a part that is shorter than it seems is an error.
+        # Other slices are clamped to the length.  Here that would silently shorten the part.
         for bound, meant in ((part.start, start), (part.stop, stop)):
             if bound is not None and bound not in (meant, meant - length):
                 msg = f"byte {bound} is not inside a memory of {length} bytes"
@@ -307,15 +313,15 @@ class Memory(Uncopied):
             raise ValueError(msg)
         return SGE(region, start, stop - start)
 
-    # Of connections
+    # For the connections that share the memory
 
     def _domain(self, context: Context) -> ProtectionDomain:
-        """The protection domain for a connection on a device.
+        """The protection domain that a connection on this device has to use.
 
         Raises:
             RuntimeError: The memory is not open, or belongs to another event loop.
             ResourceClosedError: It is closed.
-            RdmaOSError: EXDEV, it is registered with another device.
+            RdmaOSError: EXDEV, the memory is registered with another device.
         """
         pd = self._require_here().pd
         if pd.context is not context:
@@ -330,13 +336,14 @@ class Memory(Uncopied):
         return part.mr is self._region
 
     def _check(self, part: SGE, rights: Access) -> None:
-        """Refuse a lease that the adapter, or the program's trust, does not allow.
+        """Refuse a lease that the memory, the adapter or `trusted` does not allow.
 
         Raises:
             ValueError: The part is empty.
             BufferError: The memory is read-only, and the lease is not only for reading.
-            NotSupportedError: The adapter does not guard parts, and a right is not trusted.
-            RuntimeError, ResourceClosedError: The memory is not open.
+            NotSupportedError: The adapter does not guard parts, and a right is not in `trusted`.
+            RuntimeError: The memory is not open.
+            ResourceClosedError: It is closed.
         """
         region = self._require_here()
         if not len(part):
@@ -345,7 +352,7 @@ class Memory(Uncopied):
         if rights & _WRITES and region.view.readonly:
             msg = "the memory is read-only: expose it for reading alone"
             raise BufferError(msg)
-        if not self._gives(rights):
+        if not self._can_lend(rights):
             name = region.pd.context.name
             text = (
                 f"{name} does not hold a lease to its part: a peer would {words_of(rights)} all of "
@@ -356,25 +363,26 @@ class Memory(Uncopied):
             try:
                 raise error
             finally:
-                del error  # its traceback has this frame: a cycle
+                del error  # its traceback refers to this frame, which would make a cycle
 
-    def _gives(self, rights: Access) -> bool:
-        """Whether a part can be opened with these rights."""
+    def _can_lend(self, rights: Access) -> bool:
+        """Whether a part can be lent with these rights."""
         return self._windows is MWType.TYPE_2 or not rights & ~self._trusted
 
     def _lend(self, part: SGE, rights: Access, owner: object, *, message: bool) -> LentPart:
-        """A part that is to be opened for a peer: the caller binds its window.
+        """Record that a part is lent to a peer, and allocate its window; the caller binds that.
 
         Args:
             part: The part.
-            rights: The peer's.
-            owner: The connection's; its own parts may overlap.
-            message: Whether it is opened for a message, and not by a lease.
+            rights: What the peer may do with it.
+            owner: Identifies the connection, whose own leases may overlap one another.
+            message: Whether the part is lent for a large message, and not by a lease.
 
         Raises:
-            ResourceBusyError: It overlaps a lent part.
-            OSError: Out of windows.
-            RuntimeError, ResourceClosedError: The memory is not open.
+            RdmaOSError: EBUSY, the part overlaps one that is lent to another connection.
+            OSError: The adapter has no more windows.
+            RuntimeError: The memory is not open.
+            ResourceClosedError: It is closed.
         """
         pd = self._require_here().pd
         lent = LentPart(part, rights, owner, None, None if message else self._lent.remove)
@@ -394,15 +402,16 @@ class Memory(Uncopied):
         """Deregister the memory.  Idempotent.
 
         Raises:
-            ResourceBusyError: Connections that share the memory are open, perhaps with leases: end
-                those first.  Nothing was done.
-            TimeoutError: The adapter has not let go of it within a minute; it goes on.
+            RdmaOSError: Connections that share the memory are open, perhaps with leases.  Close
+                them first; nothing was done.
+            TimeoutError: The memory could not be deregistered within a minute.  The attempt goes
+                on in the background.
             OSError: The C library refused.
             RuntimeError: Not in its event loop.
 
-        Connections that are closing are waited for; those that are being made are given up.
-        Cancellation: ends the wait; the memory is
-        deregistered.
+        Connections that are closing are waited for; those that are still being made are aborted.
+
+        Cancellation: ends the wait; the memory is deregistered all the same.
         """
         if self._region is None:
             self._closed = True  # it was never opened
@@ -417,7 +426,7 @@ class Memory(Uncopied):
         users = sum(each._stage == "open" for each in self._sharers)
         if users:
             msg = f"the memory cannot be closed: {users} connections share it, {self.leases} leases"
-            raise ResourceBusyError(errno.EBUSY, msg)
+            raise busy_error(msg)
 
     def _abort(self, *stages: str) -> None:
         for sharer in list(self._sharers):
@@ -442,7 +451,7 @@ class Memory(Uncopied):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
-        """Close it; after an exception in the block, abort the connections that still share it."""
+        """Close the memory; after an exception, abort the connections that still share it first."""
         if kind is None or self._region is None:
             await self.close()
             return
@@ -474,11 +483,12 @@ class Memory(Uncopied):
 
 
 def check_shared(memory: Memory | None) -> None:
-    """Refuse the argument of a call that connections cannot be made with.
+    """Check the argument `memory` of a call that makes connections.
 
     Raises:
-        TypeError: It is no Memory.
-        RuntimeError, ResourceClosedError: It is not open.
+        TypeError: It is no `Memory`.
+        RuntimeError: It is not open.
+        ResourceClosedError: It is closed.
     """
     check_kind("memory", memory, Memory)
     if memory is not None:
@@ -487,7 +497,3 @@ def check_shared(memory: Memory | None) -> None:
 
 def _closed_error() -> ResourceClosedError:
     return ResourceClosedError(errno.ECONNABORTED, "the memory is closed")
-
-
-def _unpinned(size: int, _: object) -> None:
-    FIRST.count(-size)

@@ -5,30 +5,15 @@ Nothing is gathered until a program asks.  `serve` and `dump_on_signal` let `aio
 """
 
 from aiordma.link.tally import Operation, Tracer, add_tracer, remove_tracer
-from aiordma.metrics.serving import Service, dump_on_signal, serve
+from aiordma.metrics.serving import dump_on_signal, serve
 from aiordma.metrics.snapshot import (
-    Budget,
-    ConnectionMetrics,
-    DatagramMetrics,
-    Histogram,
-    ListenerMetrics,
     Snapshot,
-    StreamMetrics,
-    Totals,
     snapshot,
 )
 
 __all__ = [
-    "Budget",
-    "ConnectionMetrics",
-    "DatagramMetrics",
-    "Histogram",
-    "ListenerMetrics",
     "Operation",
-    "Service",
     "Snapshot",
-    "StreamMetrics",
-    "Totals",
     "Tracer",
     "add_tracer",
     "dump_on_signal",

@@ -27,8 +27,7 @@ from aiordma.errors import ForkedError, ResourceClosedError
 from aiordma.link import tally
 from aiordma.link.admission import PINNED
 from aiordma.loop import fork, registry
-from aiordma.memory.budget import SlotBudget
-from aiordma.memory.byte_budget import PROCESS_BUDGET
+from aiordma.memory.governor import PROCESS, Growth
 from aiordma.streams.server import RdmaServer
 from aiordma.streams.transport import RdmaTransport
 
@@ -82,6 +81,8 @@ class Totals:
         accepts: Connections and streams that it has accepted.
         accepts_failed: Handshakes of clients that have failed.
         refused: Requests that the library refused by itself.
+        denied: Clients that may not connect: those without the key, and those that the networks or
+            `authorize` of a listener exclude; most of them count as refused, too.
         dropped: Clients that were dropped in the middle of a handshake because others waited.
         connections_lost: Open connections that ended neither by this side nor by the peer in good
             order.
@@ -109,6 +110,7 @@ class Totals:
     accepts: int = 0
     accepts_failed: int = 0
     refused: int = 0
+    denied: int = 0
     dropped: int = 0
     connections_lost: int = 0
     streams_lost: int = 0
@@ -257,6 +259,7 @@ class ListenerMetrics:
         waiting: Requests that wait for a handshake.
         unaccepted: Requests and connections that wait for the program.
         refused: Requests that the library refused by itself.
+        denied: Clients that may not connect, as in `Totals`.
         dropped: Clients that were dropped in the middle of a handshake because others waited.
         pinned_bytes: Bytes that count in `ListenerLimits.max_pinned_bytes`.
         large_message_bytes: Bytes that count in `ListenerLimits.max_large_message_bytes`, and those
@@ -272,6 +275,7 @@ class ListenerMetrics:
     waiting: int = 0
     unaccepted: int = 0
     refused: int = 0
+    denied: int = 0
     dropped: int = 0
     pinned_bytes: int = 0
     large_message_bytes: int = 0
@@ -364,6 +368,7 @@ def _totals() -> Totals:
         accepts=sum(tally.durations["accept"].read()[0]),
         accepts_failed=counts["accept_failed"],
         refused=counts["refused"],
+        denied=counts["denied"],
         dropped=counts["dropped"],
         connections_lost=counts["connections_lost"],
         streams_lost=counts["streams_lost"],
@@ -402,13 +407,13 @@ _LISTENER, _DATAGRAM = _names_of(ListenerMetrics), _names_of(DatagramMetrics)
 
 def _budgets(loops: set[asyncio.AbstractEventLoop]) -> list[Budget]:
     found = [
-        Budget("large_messages", PROCESS_BUDGET.used, PROCESS_BUDGET.total),
-        Budget("listeners", PINNED.all, None),
+        Budget("large_messages", PROCESS.held(), PROCESS.total),
+        Budget("listeners", PINNED.held, None),
     ]
     for loop in loops:
-        steps = registry.find("steps", loop)
-        if isinstance(steps, SlotBudget):
-            found.append(Budget("growth", steps.used, steps.total))
+        growth = registry.find("growth", loop)
+        if isinstance(growth, Growth):
+            found.append(Budget("growth", growth.used, growth.total))
     return found
 
 

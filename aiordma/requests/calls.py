@@ -1,114 +1,119 @@
-"""Calls: the requests of this side that the peer has not answered.
+"""The requests of this side that the peer has not answered.  Here they are named calls.
 
 Theory of operation
-    Each request has a number, and exactly one final frame of the peer ends it: ANSWER with its
-    body, or ERROR.  A call whose task has left, by a cancellation or its time limit, keeps its
-    number until then; the peer has been told by CANCEL, and answers that, unless its answer is
-    on the way.  So a number never means two requests, and the calls that this side has under way
-    are those that the peer counts.
+    Each call has a number, and ends with exactly one frame of the peer: an ANSWER with its body, or
+    an ERROR.  If the task of a call is canceled, or its time is over, the call is *abandoned*: this
+    side sends CANCEL, and the number stays in use until the final frame arrives.  The peer's
+    library answers a CANCEL by itself, unless the answer is already on its way.  So a number never
+    stands for two requests, and both sides agree on how many calls are in progress.
 
-    The peer grants a number of calls, and bytes of them; further calls wait in line.  They also
-    wait while the peer owes the end of `MOST_ABANDONED` calls whose tasks have left, whatever it
-    has granted.  If all calls under way are such, and the peer ends none for `UNANSWERED_S`, it
-    breaks the rules: its library answers a CANCEL by itself.
+    The peer grants a number of calls and a number of bytes; further calls wait in line.  They also
+    wait, whatever was granted, while `MOST_ABANDONED` calls are abandoned.  If all calls in
+    progress are abandoned, and the peer ends none of them within `UNANSWERED_S` seconds, it breaks
+    the protocol.
 
-    A frame that fits into a slot was sent, or was not: a call whose send was canceled then leaves
-    nothing behind.  A body of its own may have been sent in part; its frame was, so CANCEL follows.
+    A frame that fits into a slot is sent completely or not at all.  So nothing has to be canceled
+    if the task of a call is canceled before the frame is sent.  A longer body is a message of its
+    own, which may have been sent in part; its REQUEST frame was sent before, so CANCEL follows.
 
-    Most calls have a deadline, and few reach it.  So all calls share one timer, the alarm, which is
-    set again only when it has rung: a call costs two comparisons.  At a deadline the answers that
-    have arrived count: a loop that was busy has their events together with the alarm's, and the
-    tasks are to get them.
+    Most calls have a deadline that they never reach.  So all calls share one timer, which is set
+    again only after it has fired or for an earlier deadline; a call then costs two comparisons.  An
+    answer that has arrived before the deadline is processed counts, even if its event comes after
+    the timer's, because the loop was busy.
 
-    The peer is told of a limit that the program has set for the call.  That of the configuration
-    only bounds the wait, and its end is told by CANCEL, as any other.
+    A limit that the program has set for a call is sent to the peer.  The limit of the configuration
+    is not: it only ends the wait of this side, with a CANCEL like any other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import math
 from collections.abc import Awaitable, Callable, Coroutine
 from types import EllipsisType
 from typing import Any, TypeVar, overload
 
-from aiordma._core import Message
+from aiordma._core import NO_ROOM, Call, CallTable, Message, RequestTable
+from aiordma._core import Coroutine as CallCoroutine
 from aiordma.arguments import bytes_of, seconds_left
 from aiordma.errors import ConnectionLostError, ProtocolError, RequestDeadlineError
+from aiordma.loop.running import from_finalizer
 from aiordma.loop.timers import Timer, call_later
 from aiordma.loop.wait_line import WaitLine
 from aiordma.requests.outbox import Outbox
 from aiordma.requests.place import Place
 from aiordma.requests.wire import (
-    ANSWER_BODY,
     BODY_FOLLOWS,
     GIVEN_UP,
     HEADER_SIZE,
     INITIAL_BYTES,
     INITIAL_REQUESTS,
-    REQUEST_HEAD,
     Carrier,
     Kind,
     ViolationError,
     body_of,
     error_of,
     frame,
-    microseconds,
-    pack,
 )
 
 __all__ = ["MOST_ABANDONED", "UNANSWERED_S", "Calls"]
 
-#: Calls of which the tasks have left, without their final frames.
+#: How many abandoned calls may wait for their final frame.
 MOST_ABANDONED = 4096
-#: Seconds for a final frame, of any call, while a CANCEL is not answered.
+#: How long the peer has, in seconds, to end one of the abandoned calls.
 UNANSWERED_S = 120.0
-#: A loop that was held up for all of the time has had one of these steps only.
+#: This time is measured in so many steps, because a loop that was blocked for all of it fires only
+#: one timer, and the frames of the peer are read before the next.
 _STEPS = 4
-#: Turns of the loop that what has arrived at a deadline has, to reach its task.
+#: At a deadline, answers that have arrived get so many iterations of the loop to reach their task.
 _TURNS = 4
 
 
 T = TypeVar("T")
-#: The answer and the bytes of a request without its final frame; its deadline and time limit.
-_Call = tuple[asyncio.Future[Message], int, float, float]
+#: A global is found faster than an attribute; None if the compiled module is not there.
+_requesting: Callable[..., Coroutine[Any, Any, Message]] = getattr(
+    CallCoroutine, "requesting", None
+)  # type: ignore[assignment]
 
 
 class Calls:
     """The unanswered requests of one side of a connection."""
 
     __slots__ = (
-        "_abandoned", "_alarm", "_bytes", "_calls", "_carrier", "_due", "_failure", "_granted",
-        "_granted_bytes", "_held", "_limit_s", "_line", "_loop", "_number", "_outbox", "_places",
-        "_room", "_sender", "_steps", "_timer", "_told", "_waits",
+        "_alarm", "_carrier", "_failure", "_limit_s", "_line", "_loop", "_outbox", "_places",
+        "_room", "_sender", "_table", "_timer", "_told", "_waits",
     )  # fmt: skip
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, carrier: Carrier, outbox: Outbox) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, carrier: Carrier, outbox: Outbox, exchange: Any
+    ) -> None:
         self._loop = loop
         self._carrier = carrier
         self._outbox = outbox
         self._sender = carrier._frame_sender
         self._room = carrier._frame_room - HEADER_SIZE
         self._limit_s = carrier._request_timeout_s
-        self._calls: dict[int, _Call] = {}
-        self._number = 0
-        self._granted, self._granted_bytes = INITIAL_REQUESTS, INITIAL_BYTES
-        self._held = self._bytes = 0  # of the calls under way, and of those that are let in
-        self._places: dict[int, Place] = {}  # memory for the answers to calls
-        self._told = False  # the peer has granted requests
-        self._abandoned: set[int] = set()  # calls under way whose tasks have left
-        self._steps = 0  # since the last final frame
-        self._timer: asyncio.TimerHandle | None = None  # while there are abandoned calls
-        self._due = math.inf  # when the alarm rings: at the first deadline, or before
-        self._alarm: Timer | asyncio.Handle | None = None
-        self._waits: dict[asyncio.Task[Any], float] = {}  # deadlines of `_until`
+        # The calls, and those that are about to be sent, count against the grant.
+        self._table = CallTable(
+            self, exchange, INITIAL_REQUESTS, INITIAL_BYTES, MOST_ABANDONED, carrier._message_state
+        )
+        self._places: dict[int, Place] = {}  # memory of the program for answers, by number
+        self._told = False  # whether the peer has ever sent a GRANT
+        self._timer: asyncio.TimerHandle | None = None  # runs while there are abandoned calls
+        self._alarm: Timer | asyncio.Handle | None = None  # rings at `CallTable.due`
+        self._waits: dict[asyncio.Task[Any], float] = {}  # the deadlines of tasks in `_until`
         self._line: WaitLine[None] = WaitLine()
         self._failure: Callable[[], BaseException] | None = None
 
+    def serve(self, served: RequestTable) -> None:
+        """Have C pass the requests of the peer to a table."""
+        self._table.serve(served)
+
     def __len__(self) -> int:
-        """Requests that are sent, or wait to be, and are not answered."""
-        return len(self._calls) + len(self._line)
+        """The number of calls that are in progress, or wait in line."""
+        return len(self._table) + len(self._line)
 
     @overload
     def request(
@@ -132,7 +137,7 @@ class Calls:
             tell = timeout != math.inf
         if into is not None:
             return self._request_into(buf, timeout, tell, into)
-        return self._request(buf, timeout, tell)
+        return _requesting(self._table, self, buf, timeout, tell)
 
     async def _request_into(self, buf: Any, timeout: float | None, tell: bool, into: Any) -> int:
         with bytes_of("into", into, writable=True) as view:
@@ -142,10 +147,31 @@ class Calls:
             place = Place(self._loop, view)
             return await place.take(await self._request(buf, timeout, tell, place))
 
+    def _request_in_python(
+        self, buf: Any, timeout: float | None, tell: bool, code: int
+    ) -> Coroutine[Any, Any, Message]:
+        """Go on with a request that C cannot make.
+
+        Args:
+            buf: As of `Connection.request`.
+            timeout: The seconds that are left, or None.
+            tell: Whether the peer is told them.
+            code: If positive, the errno of its post.  NO_ROOM: it is the first in line.
+        """
+        if code > 0:
+            self._carrier._frame_failed(code)  # ends the connection, and so this call
+        return self._request(buf, timeout, tell, first=code == NO_ROOM)
+
     async def _request(
-        self, buf: Any, timeout: float | None, tell: bool, place: Place | None = None
+        self,
+        buf: Any,
+        timeout: float | None,
+        tell: bool,
+        place: Place | None = None,
+        *,
+        first: bool = False,
     ) -> Message:
-        carrier = self._carrier
+        carrier, table = self._carrier, self._table
         buf, size = body_of("a request", buf, self._room)
         if size > self._room:
             carrier._require_size(size)
@@ -153,71 +179,59 @@ class Calls:
             timeout = deadline = math.inf
         elif timeout:
             deadline = self._loop.time() + timeout
-            if deadline < self._due:
+            if deadline < table.due:
                 self._ring_at(deadline)
         else:
             text = "the deadline of the request had passed before: nothing was sent"
             raise RequestDeadlineError(errno.ETIMEDOUT, text)
-        held = self._held
-        left_s = timeout  # when the request is sent: all of it, without a wait in line
-        if (
-            held < self._granted
-            and not self._line.places
-            and not self._abandoned
-            and (not held or self._bytes + size <= self._granted_bytes)
-            and self._failure is None
-        ):
-            self._held = held + 1
-            self._bytes += size
+        left_s = timeout  # the time that is left when the request is sent
+        if self._failure is None and (first or not self._line.places) and table.fits(size):
+            table.take(size)
         else:
             await self._stand_in_line(size, deadline, timeout)
             left_s = deadline - self._loop.time()
-        number = (self._number + 1) % ANSWER_BODY
-        while number in self._calls:
-            number = (number + 1) % ANSWER_BODY
-        self._number = number
-        answer: asyncio.Future[Message] = self._loop.create_future()
-        call = self._calls[number] = (answer, size, deadline, timeout)
+        call = table.enter(self._loop, size, deadline, timeout)
         if place is not None:
-            self._places[number] = place
+            self._places[call.number] = place
         begun = whole = False
         try:
-            left = microseconds(left_s) if tell else 0
+            left = left_s if tell else None
             if size <= self._room:
-                request = pack(REQUEST_HEAD, number, left) + buf
+                request = call.header(left, 0) + buf
                 code = self._sender(request, None)
                 if code > 0:
-                    carrier._frame_failed(code)  # and with the connection this call
+                    carrier._frame_failed(code)  # ends the connection, and so this call
                 elif code:
                     await self._until(deadline, timeout, carrier._send_frame(request, None))
                 begun = whole = True
             else:
-                head = frame(Kind.REQUEST, number, left, BODY_FOLLOWS)
+                head = call.header(left, BODY_FOLLOWS)
                 await self._until(deadline, timeout, carrier._send_frame(head, None))
-                begun = whole = True  # of the body each byte may have arrived, whatever follows
-                await self._until(deadline, timeout, carrier._send_frame(buf, number))
+                # From here on the peer may have the whole request, even if the next send fails.
+                begun = whole = True
+                await self._until(deadline, timeout, carrier._send_frame(buf, call.number))
             if place is not None:
-                return await self._until(deadline, timeout, place.answered(answer))
-            return await answer
+                return await self._until(deadline, timeout, place.answered(call))
+            return await call
         except BaseException as exc:
-            dropped = place is not None and place.left  # in the middle of its bytes
-            if isinstance(exc, RequestDeadlineError) and _is_here(answer) and not dropped:
-                return answer.result()
-            self._abandon(number, call, begun)
+            dropped = place is not None and place.left  # its answer was only read in part
+            if isinstance(exc, RequestDeadlineError) and not dropped and (here := call.answer):
+                return here
+            self._abandon(call, begun)
             if isinstance(exc, ConnectionLostError):
                 exc.request_sent = whole
             raise
         finally:
             if place is not None:
                 place.leave()
-                if self._places.get(number) is place:
-                    del self._places[number]
-            del answer, call  # its exception has this frame: a cycle
+                if self._places.get(call.number) is place:
+                    del self._places[call.number]
+            del call  # the traceback of its exception refers to this frame: a cycle
 
     # Deadlines
 
     async def _until(self, deadline: float, timeout: float, step: Awaitable[T]) -> T:
-        """Await a step of a call that ends by a cancellation alone."""
+        """Await something that can only be ended by canceling the task; raise at the deadline."""
         task = asyncio.current_task(self._loop)
         assert task is not None
         canceling = task.cancelling()
@@ -231,17 +245,20 @@ class Calls:
         finally:
             if self._waits.pop(task, None) is None:
                 task.uncancel()  # `_expire` has canceled it
-            del task  # it keeps its error, whose traceback has this frame: a cycle
+            # The task keeps its exception, whose traceback refers to this frame: a cycle.
+            del task
 
     def _ring_at(self, deadline: float) -> None:
-        # Not a timer of the loop, which would make each of its turns dearer.
+        # Not a timer of the event loop, which would make each of its iterations more expensive.
         alarm = call_later(self._loop, deadline - self._loop.time(), self._on_alarm)
         if self._alarm is not None:
             self._alarm.cancel()
-        self._alarm, self._due = alarm, deadline
+        self._alarm = alarm
+        self._table.set_due(deadline)
 
     def _on_alarm(self, turns: int = _TURNS) -> None:
-        # Not at once: of a loop that was late, the reader may be next, and then the tasks.
+        # Not at once: if the loop was late, the answer may be read in the next iteration, and its
+        # task run in the one after that.
         if turns:
             self._alarm = self._loop.call_soon(self._on_alarm, turns - 1)
         else:
@@ -249,7 +266,8 @@ class Calls:
 
     def _expire(self) -> None:
         """End the waits whose deadlines have passed."""
-        self._alarm, self._due = None, math.inf
+        self._alarm = None
+        self._table.set_due(math.inf)
         now, due = self._loop.time(), math.inf
         for place, _, (deadline, timeout) in self._line.places:
             if deadline > now:
@@ -265,14 +283,16 @@ class Calls:
         for task in late:
             del self._waits[task]
             task.cancel()
-        for answer, _, deadline, timeout in self._calls.values():
-            if deadline > now:
-                due = min(due, deadline)
-            elif not answer.done():
-                answer.set_exception(self._late(timeout))
+        for call in self._table.calls():
+            if call.deadline > now:
+                due = min(due, call.deadline)
+            elif not call.ended:
+                self._table.end(call, self._late(call.timeout))
         if due < math.inf:
-            # A look costs some 100 ns for each call: at most a tenth of the time.
+            # This method takes some 100 ns for each call.  A pause of 1 us for each call keeps that
+            # below a tenth of the time.
             self._ring_at(max(due, now + 1e-6 * (len(self) + len(self._waits))))
+        self._table.resume()
 
     def _late(self, timeout: float) -> RequestDeadlineError:
         text = f"no answer to the request within {timeout:.3g} s"
@@ -282,90 +302,78 @@ class Calls:
 
     # The grant
 
+    def _line_up(self, call: Call) -> None:
+        """Have a call wait for the grant that C has made, and sends when it is let in."""
+        place: asyncio.Future[None] = call  # type: ignore[assignment]  # it has what is asked of it
+        self._line.places.append((place, call.size, (call.deadline, call.timeout)))
+        self._table.set_line(True)
+        self._let_in()  # those before it may have left the line, or given back their part
+
     async def _stand_in_line(self, size: int, deadline: float, timeout: float) -> None:
-        """Wait until the peer's grant has room, and take it."""
+        """Wait until the peer's grant has room for a call of `size` bytes, and count the call."""
         if self._failure is not None:
             raise self._failure()
-        if self._fits(size) and self._line.next_size is None:
-            self._held += 1
-            self._bytes += size
+        if self._table.fits(size) and self._line.next_size is None:
+            self._table.take(size)
         else:
-            # A task that was let in, and canceled in the same moment, leaves its room to others.
-            await self._line.wait(lambda _: self._leave(size), size, (deadline, timeout))
+            # If the task is canceled after it was granted its turn, `_leave` lets in the next.
+            turn = self._line.wait(lambda _: self._leave(size), size, (deadline, timeout))
+            self._table.set_line(True)
+            self._let_in()  # as in `_line_up`
+            await turn
             if self._failure is not None:
                 raise self._failure()
-            if deadline < self._due:  # the alarm may have rung meanwhile
+            if deadline < self._table.due:  # the timer may have fired meanwhile
                 self._ring_at(deadline)
 
-    def _fits(self, size: int) -> bool:
-        return (
-            self._held < self._granted
-            and len(self._abandoned) < MOST_ABANDONED
-            and (not self._held or self._bytes + size <= self._granted_bytes)
-        )
-
     def _leave(self, size: int) -> None:
-        self._held -= 1
-        self._bytes -= size
-        if self._line.places:
-            self._let_in()
+        self._table.give_back(size)
+        self._let_in()
 
     def _let_in(self) -> None:
-        while (
-            self._held < self._granted  # as `_fits`, before the look at the line
-            and (size := self._line.next_size) is not None
-            and self._fits(size)
-        ):
-            self._held += 1
-            self._bytes += size
-            self._line.grant(None)
+        table, line = self._table, self._line
+        while (size := line.next_size) is not None and table.fits(size):
+            table.take(size)
+            line.grant(None)
+        if not line.places:
+            table.set_line(False)
 
     def place_of(self, number: int) -> Place | None:
-        """The memory for the answer to a call, if its task has some."""
+        """The memory that the program has given for the answer to a call, if any."""
         return self._places.get(number)
 
     def is_abandoned(self, number: int) -> bool:
-        """Whether the task of a call has left, and the call has not ended."""
-        return number in self._abandoned
+        """Whether a call was abandoned, and its final frame has not arrived yet."""
+        call = self._table.find(number)
+        return call is not None and call.abandoned
 
-    def _abandon(self, number: int, call: _Call, begun: bool) -> None:
-        """The task of a call leaves with an exception."""
-        answer, size, _, _ = call
-        if answer.done():
-            if not answer.cancelled():
-                answer.exception()  # asyncio would log it as never retrieved
-        else:
-            answer.cancel()
-        if self._calls.get(number) is not call:
-            return
-        if begun:
-            self._abandoned.add(number)
-            self._outbox.post(frame(Kind.CANCEL, number))
+    def _call_abandoned(self, call: Call) -> None:
+        """Note that an exception ends the task of a call that C has sent.
+
+        In any thread, as the collector may close the coroutine of such a task.
+        """
+        from_finalizer(self._loop, functools.partial(self._abandon, call, True))
+
+    def _abandon(self, call: Call, begun: bool) -> None:
+        """Note that an exception ends the task of a call; `begun`: if its frame was sent."""
+        if self._loop.is_closed():
+            return  # nobody hears of it: the collector has found the coroutine
+        if not self._table.abandoned:
+            self._stop_timer()  # of calls whose final frames have come
+        if self._table.abandon(call, begun):
+            self._outbox.post(frame(Kind.CANCEL, call.number))
             if self._timer is None:
-                self._steps = 0
+                self._table.begin_steps()
                 self._timer = self._loop.call_later(UNANSWERED_S / _STEPS, self._step)
-        else:
-            del self._calls[number]
-            self._leave(size)
-
-    def _owed(self, number: int) -> None:
-        """A final frame has come while the peer owed some of abandoned calls."""
-        self._steps = 0
-        self._abandoned.discard(number)
-        if not self._abandoned:
-            self._stop_timer()
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        elif self._line.places:
+            self._let_in()
 
     def _step(self) -> None:
-        """A part of the time is over in which the peer has to end an abandoned call."""
+        """Count a step of the time that the peer has to end an abandoned call."""
         self._timer = None
-        # A peer that does not read a CANCEL in time may still answer the other calls.
-        self._steps = self._steps + 1 if len(self._abandoned) == len(self._calls) else 0
-        if self._steps < _STEPS:
+        if not self._table.abandoned:
+            return
+        if self._table.step() < _STEPS:
             self._timer = self._loop.call_later(UNANSWERED_S / _STEPS, self._step)
         else:
             text = f"the peer answered no cancellation of a request within {UNANSWERED_S:g} s"
@@ -374,66 +382,69 @@ class Calls:
     # From the peer
 
     def on_grant(self, count: int, size: int) -> None:
-        """The peer takes so many requests, and bytes of them, at a time."""
+        """Process a GRANT frame: how many calls, and bytes of calls, the peer accepts."""
         if not count:
             msg = "a grant of no request"
             raise ViolationError(msg)
         self._told = True
-        self._granted, self._granted_bytes = count, size
+        self._table.set_grant(count, size)
         self._let_in()
 
     def on_answer(self, number: int, message: Message) -> None:
-        """Take the answer to a call."""
-        call = self._calls.pop(number, None)
+        """Process the answer to a call."""
+        table = self._table
+        call = table.find(number)
         if call is None:
             msg = f"an answer to request {number}, which waits for none"
-            # Without any request before it, it is a message of the program, with its immediate.
-            raise ViolationError(msg, foreign=not self._number)
-        if self._abandoned:
-            self._owed(number)
-        answer, size, _, _ = call
-        if answer.done():
+            # Without any call before, this is probably a plain message with an immediate.
+            raise ViolationError(msg, foreign=not table.number)
+        if call.ended:
             message.release()
-        else:
-            answer.set_result(message)
-        self._held -= 1
-        self._bytes -= size
-        if self._line.places:
-            self._let_in()
+        table.finish(call, message, None)
+        self._ended_one()
 
     def on_error(self, number: int, flags: int, code: int, words: bytes) -> None:
-        """Take the error that ends a call."""
-        call = self._calls.pop(number, None)
+        """Process the ERROR frame that ends a call."""
+        call = self._table.find(number)
         if call is not None:
-            if self._abandoned:
-                self._owed(number)
-            answer, size, _, _ = call
-            if not answer.done():
-                answer.set_exception(error_of(code, words))
-            self._leave(size)
+            self._table.finish(call, None, error_of(code, words))
+            self._ended_one()
         elif not flags & GIVEN_UP:
             msg = f"an error for request {number}, which waits for none"
             raise ViolationError(msg)
 
+    def _ended_one(self) -> None:
+        if self._line.places:
+            self._let_in()
+        if not self._table.abandoned:
+            self._stop_timer()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def resume(self) -> None:
+        """Resume the tasks whose calls have ended; while no task is running."""
+        self._table.resume()
+
     def fail(self, failure: Callable[[], BaseException]) -> None:
-        """The connection is over: all calls raise the exception that `failure` makes."""
+        """End all calls, because the connection is over; they raise what `failure` makes."""
         self._failure = failure
         self._stop_timer()
         if self._alarm is not None:
             self._alarm.cancel()
-        self._due = -math.inf  # what still waits ends with the connection
+        # No timer any more: what still waits ends with the connection.
+        self._table.set_due(-math.inf)
         self._line.fail(failure)
-        calls, self._calls = self._calls, {}
-        for answer, *_ in calls.values():
-            if not answer.done():
-                answer.set_exception(failure())
+        for call in self._table.close():
+            if not call.ended:
+                error = failure()
+                if isinstance(error, ConnectionLostError):
+                    error.request_sent = call.sent
+                self._table.end(call, error)
+        self._loop.call_soon(self.resume)
 
 
-def _is_here(answer: asyncio.Future[Message]) -> bool:
-    """Whether an answer has arrived, and is a message."""
-    return answer.done() and not answer.cancelled() and answer.exception() is None
-
-
-# The name that a warning has of a coroutine that was never awaited.
-for _call in (Calls._request, Calls._request_into):
-    _call.__qualname__ = "Connection.request"
+# A warning about a coroutine that was never awaited names it by this.
+Calls._request_into.__qualname__ = "Connection.request"

@@ -1,10 +1,15 @@
-"""Exchange: the requests of a connection in both directions, and the task that reads them.
+"""The requests of a connection in both directions, and what reads their frames.
 
 Theory of operation
-    A connection gets an Exchange with its first `request()` or `requests()`.  From then on its
-    messages are frames of requests, which the reader takes; it waits for nothing else.  The reader
-    ends with the connection: also while a server stops, the peer cancels, and is refused.  A peer
-    that breaks the format ends the connection, and no more.
+    A connection gets an Exchange with the first call of `request()` or `requests()`.  From then on
+    every message is a frame of this protocol, and is read here: by no task, but by the drain that
+    has brought it, while no task is running.  So an answer can resume its task at once, and needs
+    no turn of the loop.  All frames that have arrived are processed before the first task is
+    resumed.
+
+    This goes on until the connection ends, even when the program serves no more requests: the
+    peer's CANCEL frames still have to be read, and further requests refused.  If the peer breaks
+    the format, this connection ends and nothing else.
 """
 
 from __future__ import annotations
@@ -20,13 +25,14 @@ from aiordma.errors import (
     ProtocolError,
     ResourceClosedError,
 )
-from aiordma.loop import background
+from aiordma.loop.raised import ENDS_THE_LOOP
 from aiordma.requests.calls import Calls
 from aiordma.requests.outbox import Outbox
 from aiordma.requests.place import Place
 from aiordma.requests.served import Served
 from aiordma.requests.wire import (
     ANSWER_BODY,
+    BODY_FOLLOWS,
     HEADER_SIZE,
     Carrier,
     Kind,
@@ -37,9 +43,9 @@ from aiordma.requests.wire import (
 
 __all__ = ["Exchange"]
 
-#: A peer that sends without a header of data has so many bytes more in a slot than this side may.
+#: A slot of a peer that sends without a header has room for so many bytes more than one with it.
 _BARE = 16
-#: As numbers: to look up a member of an Enum takes longer.
+#: As plain integers, because looking up a member of an Enum takes longer.
 _ANSWER, _REQUEST = int(Kind.ANSWER), int(Kind.REQUEST)
 
 
@@ -47,49 +53,70 @@ class Exchange:
     """The requests of one connection.
 
     Attributes:
-        calls: Requests of this side.
-        served: Requests of the peer.
+        loop: The loop of the connection.
+        calls: The requests of this side.
+        served: The requests of the peer.
     """
 
-    __slots__ = ("_carrier", "_loop", "_most", "calls", "served")
+    __slots__ = ("_carrier", "_most", "_over", "calls", "loop", "served")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, carrier: Carrier) -> None:
-        self._loop = loop
+        self.loop: asyncio.AbstractEventLoop = loop
         self._carrier = carrier
-        self._most = carrier._frame_room + _BARE  # bytes of a frame that has a body in it
+        self._over = False
+        self._most = carrier._frame_room + _BARE  # the largest frame with a body inside, in bytes
         outbox = Outbox(loop, carrier)
-        self.calls: Calls = Calls(loop, carrier, outbox)
+        self.calls: Calls = Calls(loop, carrier, outbox, self)
         self.served: Served = Served(loop, carrier, outbox)
+        self.calls.serve(self.served)
 
-    def start(self) -> None:
-        """Begin to read."""
-        if background.start(self._loop, self._read) is None:
-            self._end(_closed("the event loop ends"))
-
-    async def _read(self) -> None:
-        carrier = self._carrier
+    def read(self) -> None:
+        """Process the frames that have arrived, and resume tasks; while no task is running."""
         try:
-            receive = carrier._frame_reader
-            while True:
-                self._take(await receive())
-        except ViolationError as exc:
+            while self.read_next():
+                pass
+        finally:
+            self.calls.resume()
+
+    def read_next(self) -> bool:
+        """Process the next frame; return whether there was one, and further ones may follow."""
+        if self._over:
+            return False
+        try:
+            message = self._carrier._next_frame()
+            if message is not None:
+                self._process(message)
+        except BaseException as exc:
+            self._broken(exc)
+            return False
+        return message is not None
+
+    def on_request(self, number: int, left: int, body: Message) -> None:
+        """Process a REQUEST frame with its body, which C has read; `left`: microseconds, or 0."""
+        try:
+            self.served.on_request(number, left, body)
+        except BaseException as exc:
+            self._broken(exc)
+
+    def _broken(self, exc: BaseException) -> None:
+        """No further frame is read, for this reason."""
+        if isinstance(exc, ViolationError):
             cause = ProtocolError(errno.EPROTO, f"the peer broke the protocol of requests: {exc}")
             cause._foreign = exc.foreign
             self._end(cause)
-            carrier._break_requests(cause)
-        except (ConnectionEndedError, ConnectionLostError, ResourceClosedError) as exc:
+            self._carrier._break_requests(cause)
+        elif isinstance(exc, (ConnectionEndedError, ConnectionLostError, ResourceClosedError)):
             self._end(exc)
-        except asyncio.CancelledError:
-            self._end(_closed("the task that reads the requests was canceled"))
-            raise
-        except BaseException as exc:  # as MemoryError: a message may be lost
+        else:  # for instance MemoryError, with which a message may be lost
             lost = ConnectionLostError(errno.ECONNRESET, f"the requests cannot be read: {exc!r}")
             lost.__cause__ = exc
             self._end(lost)
-            carrier._break_requests(lost)
+            self._carrier._break_requests(lost)
+            if isinstance(exc, ENDS_THE_LOOP):
+                raise exc
 
-    def _take(self, message: Message) -> None:
-        """Take a message of the peer."""
+    def _process(self, message: Message) -> None:
+        """Pass a message of the peer to `calls` or `served`."""
         if (imm := message.imm) is not None:
             if imm & ANSWER_BODY:
                 self.calls.on_answer(imm ^ ANSWER_BODY, message)
@@ -103,7 +130,8 @@ class Exchange:
         if kind == _ANSWER:
             self.calls.on_answer(number, Message(message[HEADER_SIZE:]))
         elif kind == _REQUEST:
-            self.served.on_request(number, flags, argument, message)
+            body = None if flags & BODY_FOLLOWS else Message(message[HEADER_SIZE:])
+            self.served.on_request(number, argument, body)
         elif kind == Kind.ERROR:
             self.calls.on_error(number, flags, argument, message[HEADER_SIZE:])
         elif kind == Kind.CANCEL:
@@ -113,15 +141,16 @@ class Exchange:
         message.release()
 
     def place_of(self, imm: int) -> Place | None:
-        """The memory for the answer with this immediate, if there is some."""
+        """The memory that the program has given for the answer with this immediate, if any."""
         return self.calls.place_of(imm ^ ANSWER_BODY) if imm & ANSWER_BODY else None
 
     def is_unwanted(self, imm: int) -> bool:
-        """Whether the message with this immediate is an answer whose task has left."""
+        """Whether the message with this immediate is the answer to an abandoned call."""
         return bool(imm & ANSWER_BODY) and self.calls.is_abandoned(imm ^ ANSWER_BODY)
 
     def _end(self, exc: Exception) -> None:
-        """No frame follows, for this reason."""
+        """Note that no frame follows, and why."""
+        self._over = True
         make: Callable[[], BaseException] = again(exc)
         over = self._carrier.is_closing() or not isinstance(exc, ResourceClosedError)
         in_order = isinstance(exc, (ConnectionEndedError, ResourceClosedError))
@@ -129,7 +158,3 @@ class Exchange:
         if isinstance(exc, ConnectionEndedError):
             make = again(ConnectionLostError(errno.ECONNRESET, "the peer closed the connection"))
         self.calls.fail(make)
-
-
-def _closed(text: str) -> ResourceClosedError:
-    return ResourceClosedError(errno.ECONNABORTED, text)

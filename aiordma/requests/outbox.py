@@ -1,8 +1,8 @@
-"""Outbox: short frames that no task of the program waits for: refusals, cancellations, grants.
+"""Outbox: sends short frames that no task of the program waits for: ERROR, CANCEL and GRANT.
 
-A frame is sent at once where there is room; else it waits, in order, for a task that exists as long
-as frames wait.  So the reader of a connection never waits for room.  The number of frames that wait
-is bounded by the numbers that `Served` and `Calls` have.
+If there is room, a frame is sent at once.  Otherwise it is queued, and a task that exists as long
+as the queue is not empty sends it.  So the task that reads from a connection never has to wait for
+room.  The limits of `Served` and `Calls` bound the length of the queue.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Outbox"]
 
 
 class Outbox:
-    """The frames of one connection that wait for room."""
+    """The short frames of one connection that wait for room."""
 
     __slots__ = ("_carrier", "_frames", "_loop", "_sender", "_task")
 
@@ -34,7 +34,7 @@ class Outbox:
 
         Args:
             data: The frame.
-            sent: Called when it is sent; not if the connection ends before.
+            sent: Called when the frame was sent; never, if the connection ends before.
         """
         if self._carrier.is_closing():
             return
@@ -51,7 +51,7 @@ class Outbox:
             self._task = background.start(self._loop, self._run)
 
     async def sent(self, limit_s: float) -> None:
-        """Wait for so many seconds until no frame waits for room.  Cancellation: ends the wait."""
+        """Wait `limit_s` seconds for the queue to become empty.  Cancellation: ends the wait."""
         if self._task is not None:
             await asyncio.wait([self._task], timeout=limit_s)
 
@@ -64,7 +64,7 @@ class Outbox:
                 if sent is not None:
                     sent()
         except Exception as exc:
-            # A frame that the peer never gets would leave a number taken for ever.
+            # A number whose final frame never reaches the peer would stay in use forever.
             if not self._carrier.is_closing():
                 self._carrier._break_requests(exc)
         finally:

@@ -1,14 +1,14 @@
 """Place: memory of the program for the answer to one request.
 
 Theory of operation
-    An answer that does not fit into a slot is a message of its own, and has the number of the
-    request as its immediate.  The carrier knows the immediate when the answer is announced, before
-    a byte of it is read; it finds the place by the number, and offers the answer to the task that
-    has the place.  The task itself has it read.  So a task that leaves takes its memory along: it
-    waits until nothing writes there any more.
+    An answer that does not fit into a slot is a message of its own, with the number of the request
+    as its immediate.  The connection learns the immediate from the announcement, before any byte is
+    read.  It finds the place by the number, and offers the answer to the task that waits there; the
+    task itself reads it into the memory.  So when the task is canceled, it can wait until nothing
+    writes to the memory any more, before it gives the memory back to the program.
 
-    Any other answer arrives as a message: a short answer, or an answer that the carrier copies in
-    any case.  The task copies it.  An answer that is larger than the memory stays a message.
+    Any other answer, for instance a short one, arrives as a message, and the task copies it.  An
+    answer that is larger than the memory stays a message.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from aiordma._core import Message
+from aiordma._core import Call, Message
 from aiordma.errors import MessageTooLargeError
 
 __all__ = ["COPY_STEP", "Filling", "Place"]
 
-#: Bytes of a large message that are copied at a time.
+#: How many bytes of a large message are copied before other tasks get a turn.
 COPY_STEP = 1 << 20
 
 
 class Filling(Protocol):
-    """An answer that the carrier has announced, and not begun to read."""
+    """An answer that was announced, and can be read into memory of the program."""
 
     async def fill(self, view: memoryview) -> bool:
-        """Read it into this memory; False: it comes as a message, or the connection is over.
+        """Read the answer into `view`; False if it comes as a message, or the connection is over.
 
-        Cancellation: the answer is dropped; ends when nothing writes to the memory any more.
+        Cancellation: the answer is lost.  The call ends when nothing writes to the memory any more.
         """
 
     def leave(self) -> None:
-        """Drop it; instead of `fill`."""
+        """Discard the answer, instead of `fill`."""
 
 
 class Place:
     """The memory for one answer.
 
     Args:
-        loop: The connection's loop.
+        loop: The loop of the connection.
         view: The memory.
 
     Attributes:
-        left: Whether the task has left.
-        size: Bytes of the answer that was read into the memory; 0 if it comes as a message.
+        left: Whether the task no longer waits for the answer.
+        size: The size of the answer that was read into the memory; 0 if it comes as a message.
     """
 
     __slots__ = ("_filling", "_length", "_offered", "_ready", "_view", "left", "size")
@@ -62,49 +62,55 @@ class Place:
         self.size: int = 0
 
     def takes(self, length: int) -> bool:
-        """Whether an answer of so many bytes may be offered."""
+        """Whether an answer of `length` bytes may be offered."""
         return not (self.left or self._offered) and length <= len(self._view)
 
     def offer(self, filling: Filling, length: int) -> None:
-        """Offer the answer to the task."""
+        """Offer an answer of `length` bytes to the task."""
         self._filling, self._length, self._offered = filling, length, True
-        self._wake(None)
+        self._wake()
 
-    def _wake(self, _: object) -> None:
+    def _wake(self) -> None:
         if not self._ready.done():
             self._ready.set_result(None)
 
-    async def answered(self, answer: asyncio.Future[Message]) -> Message:
-        """Wait for the answer, and have it read into the memory if it is offered.
+    async def answered(self, call: Call) -> Message:
+        """Wait for the answer, and read it into the memory if it is offered.
+
+        Args:
+            call: Gets the answer; after it was read into the memory, a message without it.
 
         Raises:
-            BaseException: As the future.
+            BaseException: The exception of the call.
 
-        Cancellation: `leave` has to follow.
+        Cancellation: ends the wait; the caller has to call `leave`.
         """
-        answer.add_done_callback(self._wake)
+        call.call_instead(self._wake)
         try:
-            await self._ready
-            if self._filling is not None and not answer.done():
+            if not call.ended:
+                await self._ready
+            call.call_instead(None)
+            if self._filling is not None and not call.ended:
                 filling, self._filling = self._filling, None
                 if await filling.fill(self._view):
                     self.size = self._length
-            return await answer
+            return await call
         finally:
-            del answer  # its exception has this frame: a cycle
+            del call  # the traceback of its exception refers to this frame: a cycle
 
     def leave(self) -> None:
-        """The task waits no more; an answer that was offered and not read is dropped."""
+        """Note that the task no longer waits; an answer that was offered is discarded."""
         self.left = True
         if self._filling is not None:
             filling, self._filling = self._filling, None
             filling.leave()
 
     async def take(self, message: Message) -> int:
-        """Take the answer, by a copy if it is not there yet; returns its bytes.
+        """Copy the answer into the memory, unless it is there already, and return its size.
 
         Raises:
-            MessageTooLargeError: It has more bytes than the memory; it is `answer` of the error.
+            MessageTooLargeError: The answer is larger than the memory; it is the `answer` of the
+                exception.
 
         Cancellation: the answer is lost.
         """
@@ -118,7 +124,7 @@ class Place:
             with memoryview(message) as data:
                 for start in range(0, size, COPY_STEP):
                     if start:
-                        await asyncio.sleep(0)  # each copy holds up the loop
+                        await asyncio.sleep(0)  # let other tasks run: a copy blocks the loop
                     end = min(start + COPY_STEP, size)
                     self._view[start:end] = data[start:end]
         finally:

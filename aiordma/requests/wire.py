@@ -1,9 +1,9 @@
 """The frames of requests, byte by byte; docs/requests.md has the same in tables.
 
-A frame is a message without an immediate: a header, and mostly the body behind it.  A body that
-does not fit into a slot beside the header is a message of its own, which is not copied for that,
-and has the number as its immediate.  A request has its frame before it, with its time limit; an
-answer needs none.
+A frame is a message without an immediate.  It consists of a header, and usually the body behind it.
+A body that does not fit into a slot behind the header is sent as a message of its own, so that it
+need not be copied; this message has the number of the request as its immediate.  If it is the body
+of a request, a REQUEST frame with the time limit comes first; the body of an answer needs no frame.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, Protocol
 
-from aiordma._core import Message
+from aiordma._core import Message, MessageState
 from aiordma.arguments import bytes_of
+from aiordma.error_words import CASE_HINTS
 from aiordma.errors import (
     RequestDeadlineError,
     RequestError,
-    RequestOverloadedError,
     RequestRefusedError,
     RequestUnknownError,
 )
-from aiordma.requests.budget import Share
+from aiordma.memory.governor import Lease
 
 __all__ = [
     "ANSWER_BODY", "BODY_FOLLOWS", "GIVEN_UP", "HEADER_SIZE", "INITIAL_BYTES", "INITIAL_REQUESTS",
     "MAX_TEXT", "Carrier", "ErrorCode", "Frame", "Kind", "ViolationError", "body_of", "error_frame",
-    "ANSWER_HEAD", "REQUEST_HEAD", "again", "code_of", "error_of", "frame", "microseconds", "pack",
+    "ANSWER_HEAD", "again", "code_of", "error_of", "frame", "pack",
     "parse",
 ]  # fmt: skip
 
@@ -38,21 +38,21 @@ VERSION = 1
 #: Magic, version, kind, flags, number, argument.
 _HEADER = struct.Struct("!BBBBIQ")
 HEADER_SIZE = _HEADER.size
-#: The same, with the first four fields as one: three numbers take less time than six.
+#: The same with the first four fields as one number, which is faster.
 _SHORT = struct.Struct("!IIQ")
 pack: Callable[[int, int, int], bytes] = _SHORT.pack
 _unpack = _SHORT.unpack_from
-#: Flag of REQUEST: the body is the next message with this number as its immediate.
+#: Flag of REQUEST: the body follows, as a message with this number as its immediate.
 BODY_FOLLOWS = 1
-#: Flag of ERROR: it may come behind the whole answer, which then holds.
+#: Flag of ERROR: the answer was abandoned while it was being sent.  If all of it has arrived
+#: nevertheless, the answer counts, and the ERROR is ignored.
 GIVEN_UP = 2
-#: Bit of the immediate of a body that is an answer.
+#: Bit of the immediate that says that a body belongs to an answer.
 ANSWER_BODY = 1 << 31
-#: Requests, and bytes of them, that a side may have under way before the other has granted more.
+#: How many requests, and bytes of requests, a side may have in progress before the first GRANT.
 INITIAL_REQUESTS, INITIAL_BYTES = 16, 4 << 20
-#: Bytes of the name and the text of an error.
+#: The largest size of the name and the text of an error, in bytes.
 MAX_TEXT = 1024
-_MOST_US = 1 << 62
 _NO_REQUEST = (
     "a message that is no request: the peer's program sends messages to a connection that this "
     "side uses for requests"
@@ -70,7 +70,7 @@ class Kind(IntEnum):
 
 
 class ErrorCode(IntEnum):
-    """Argument of an ERROR frame."""
+    """The argument of an ERROR frame."""
 
     RAISED = 1
     REFUSED = 2
@@ -84,9 +84,10 @@ def _head(kind: Kind, flags: int = 0) -> int:
     return MAGIC << 24 | VERSION << 16 | kind << 8 | flags
 
 
-#: For `pack`; without flags.
-REQUEST_HEAD, ANSWER_HEAD = _head(Kind.REQUEST), _head(Kind.ANSWER)
-#: Kind, flags, and bytes of the largest message, by the first four fields of each frame there is.
+#: The first four fields, for `pack`; without flags.
+ANSWER_HEAD = _head(Kind.ANSWER)
+#: All valid combinations of the first four fields, each with its kind, its flags, and the size of
+#: the largest message that may have it.
 _FRAMES = {
     _head(kind, flags): (int(kind), flags, most)
     for kind, flags, most in (
@@ -103,19 +104,19 @@ _KINDS = {int(kind) for kind in Kind}
 _NONE = (0, 0, 0)
 _CLASSES: dict[int, type[RequestError]] = {
     ErrorCode.REFUSED: RequestRefusedError,
-    ErrorCode.OVERLOADED: RequestOverloadedError,
+    ErrorCode.OVERLOADED: RequestRefusedError,
     ErrorCode.DEADLINE: RequestDeadlineError,
     ErrorCode.UNKNOWN: RequestUnknownError,
 }
-_CODES = {kind: code for code, kind in _CLASSES.items()}
+_CODES = {kind: code for code, kind in _CLASSES.items() if code != ErrorCode.OVERLOADED}
 
 
 class ViolationError(Exception):
-    """The peer broke the format; the text says how.
+    """The peer has broken the format.
 
     Args:
-        text: How.
-        foreign: Whether it is no frame at all: the peer's program sends messages.
+        text: Says how.
+        foreign: Whether it is no frame at all, as if the peer's program sends plain messages.
     """
 
     def __init__(self, text: str, *, foreign: bool = False) -> None:
@@ -128,45 +129,59 @@ Frame = tuple[int, int, int, int]
 
 
 class Carrier(Protocol):
-    """A connection, as its requests see it."""
+    """What the requests need of their connection."""
 
     def _connection(self) -> Any:
-        """The connection, as the program has it; None if it is gone."""
+        """The `Connection` of the program; None if it was garbage collected."""
 
     def _send_frame(self, data: Any, imm: int | None) -> Any:
-        """Send a message, in turn; awaited.  A frame that fits into a slot is sent, or not."""
+        """Send a message, and wait in line for room; to be awaited.
+
+        A frame that fits into a slot is sent completely or, after an exception, not at all.
+        """
 
     @property
     def _frame_sender(self) -> Callable[[bytes, None], int]:
-        """A function that sends a frame if there is room at once: 0, an errno, or -1."""
+        """A function that sends a frame if there is room for it now.
+
+        It returns 0 if the frame was sent, an errno if it could not be posted, and -1 if there is
+        no room.
+        """
 
     @property
-    def _frame_reader(self) -> Callable[[], Any]:
-        """A function whose result is awaited, for the next message of the peer."""
+    def _message_state(self) -> MessageState | None:
+        """The connection in C, which makes calls and resumes them; None: Python does."""
+
+    def _next_frame(self) -> Message | None:
+        """The next message of the peer; None if `Exchange.read` is called when one has arrived.
+
+        Raises:
+            ConnectionEndedError, ConnectionLostError, ResourceClosedError: None will arrive.
+        """
 
     def _require_size(self, size: int) -> None:
-        """Raise MessageTooLargeError if the peer takes no message of this size."""
+        """Raise MessageTooLargeError if the peer does not accept a message of this size."""
 
     def _break_requests(self, cause: BaseException) -> None:
         """End the connection for this cause."""
 
     def _frame_failed(self, code: int) -> None:
-        """End the connection: a frame could not be posted, for this errno."""
+        """End the connection, because a frame could not be posted, with this errno."""
 
     @property
     def _frame_room(self) -> int:
-        """Bytes of a message that fits into a slot."""
+        """The size in bytes of the largest message that fits into a slot."""
 
     @property
     def _request_timeout_s(self) -> float | None:
-        """Seconds that a call waits, if the program does not say; None for no limit."""
+        """The time limit of a call for which the program sets none, in seconds; None for none."""
 
     @property
-    def _request_share(self) -> Share | None:
-        """The share of the budget of requests; None of a connection that no listener has."""
+    def _request_lease(self) -> Lease | None:
+        """An empty lease of the listener's budget for requests; None without a listener."""
 
     def is_closing(self) -> bool:
-        """Whether the connection is closed, closing or lost."""
+        """Whether the connection is being closed, or is closed or lost."""
 
 
 def frame(kind: Kind, number: int, argument: int = 0, flags: int = 0) -> bytes:
@@ -175,7 +190,9 @@ def frame(kind: Kind, number: int, argument: int = 0, flags: int = 0) -> bytes:
 
 
 def body_of(name: str, buf: Any, room: int) -> tuple[Any, int]:
-    """A body and its bytes; as it is now, if it fits into a slot: it may wait for room.
+    """Return a body and its size.
+
+    A body of at most `room` bytes is copied, because its frame may have to wait for room.
 
     Raises:
         TypeError, ValueError: As `bytes_of`.
@@ -187,16 +204,11 @@ def body_of(name: str, buf: Any, room: int) -> tuple[Any, int]:
         return (bytes(view) if size <= room else buf), size
 
 
-def microseconds(seconds: float) -> int:
-    """The argument of a REQUEST with so much time left; at least 1, as 0 is no limit."""
-    return min(_MOST_US, max(1, int(min(seconds, 1e12) * 1e6)))
-
-
 def parse(message: Message) -> Frame:
-    """The header of a message.
+    """Parse the header of a message.
 
     Raises:
-        ViolationError: It is none.
+        ViolationError: It is no valid header.
     """
     size = len(message)
     if size < HEADER_SIZE:
@@ -223,7 +235,9 @@ def _violation(message: Message) -> ViolationError:
 
 
 def code_of(exc: BaseException) -> int:
-    """The code for an exception of a handler."""
+    """The code of the ERROR frame for an exception of a handler."""
+    if isinstance(exc, RequestRefusedError) and exc.try_again:
+        return ErrorCode.OVERLOADED
     for kind in type(exc).__mro__:
         if kind in _CODES:
             return _CODES[kind]
@@ -231,13 +245,13 @@ def code_of(exc: BaseException) -> int:
 
 
 def error_frame(number: int, code: int, name: str, text: str, flags: int = 0) -> bytes:
-    """An ERROR; its text is cut to the bytes that there are."""
+    """An ERROR frame; the text is truncated if it is too long."""
     words = f"{name}\0{text}".encode(errors="replace")[:MAX_TEXT]
     return frame(Kind.ERROR, number, code, flags) + words
 
 
 def error_of(code: int, words: bytes) -> RequestError:
-    """The exception for an ERROR; a code that is not known here becomes the general class."""
+    """The exception for an ERROR frame; RequestError itself for a code that is not known here."""
     name, _, text = words.decode(errors="replace").partition("\0")
     kind = _CLASSES.get(code, RequestError)
     told: dict[str, str] = {"remote_type": name, "remote_text": text}
@@ -245,12 +259,15 @@ def error_of(code: int, words: bytes) -> RequestError:
         text = f"{name}: {text}" if name and text else name or text or f"error {code}"
     if kind is RequestDeadlineError:
         return kind(errno.ETIMEDOUT, text, **told)
-    return kind(text, **told)
+    error = kind(text, **told)
+    if code == ErrorCode.OVERLOADED and isinstance(error, RequestRefusedError):
+        error.try_again, error.hint = True, CASE_HINTS["overloaded"]
+    return error
 
 
 def again(exc: BaseException) -> Callable[[], BaseException]:
-    """A function that makes exceptions as `exc`: each task that waits needs its own."""
-    # Not `exc` itself, whose traceback has the frames of the connection's own tasks.
+    """Return a function that makes copies of `exc`, one for each task that raises it."""
+    # Not `exc` itself, whose traceback refers to the frames of tasks of the library.
     kind, args, hint, cause = type(exc), exc.args, vars(exc).get("hint"), exc.__cause__
 
     def make() -> BaseException:

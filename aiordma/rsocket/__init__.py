@@ -1,19 +1,20 @@
 """The rsockets stream protocol, version 1, without any input or output.
 
-Bytes and numbers go in, messages to post come out; this folder has no loop, no adapter and no
-memory of its own.  `aiordma.streams` joins it to a queue pair.  It is the protocol of `librdmacm`'s
-rsockets (see `rsocket(7)`), so that the peer may be any program that uses them.
+Bytes and numbers go in, commands for the state in C come out; this folder has no loop, no adapter
+and no memory of its own.  `aiordma.streams` joins it to a queue pair.  It is the protocol of
+`librdmacm`'s rsockets (see `rsocket(7)`), so that the peer may be any program that uses them.
 
 Files:
     wire     the layout of the bytes on the network: private data, words, descriptors
-    flow     the two gates of each direction, buffer space and message credits: rules on a state
     ending   the open directions, and the words that close them
     iomap    memory that a side names to its peer, to be written past the stream
-    machine  one connection: the next message that may be posted, the meaning of arrived words
+    machine  one connection: when which message is posted, the meaning of arrived words
+
+Flow control, the gates of space and of credits, is in `_core/stream.c`.
 """
 
 from aiordma.rsocket.iomap import Iomap, Mapping
-from aiordma.rsocket.machine import Machine, Place, Post
+from aiordma.rsocket.machine import Machine, Place
 from aiordma.rsocket.wire import (
     DESCRIPTOR_SIZE,
     HELLO_SIZE,
@@ -42,7 +43,6 @@ __all__ = [
     "Machine",
     "Mapping",
     "Place",
-    "Post",
     "pack_word",
     "unpack_word",
 ]

@@ -61,12 +61,9 @@ class Ending:
         if not self.disconnected and self._said != _DISCONNECT and not (self._said and self.eof):
             self.pending = _DISCONNECT
 
-    def say(self) -> int | None:
-        """Return the word to post now, or None; it counts as posted."""
-        word, self.pending = self.pending, None
-        if word is not None:
-            self._said = word
-        return word
+    def said(self) -> None:
+        """Note that the word that waited is posted."""
+        self._said, self.pending = self.pending, None
 
     def completed(self, word: int) -> None:
         """Note that the post of this word has completed."""

@@ -126,7 +126,7 @@ class Iomap:
     # Mappings of this side
 
     def publish(self, mapping: Mapping) -> int:
-        """Have `next` write a mapping into a free slot of the peer; return the slot's number.
+        """Have a mapping written into a free slot of the peer; return the slot's number.
 
         Raises:
             ValueError: The offsets do not fit, or the mapping is empty.
@@ -160,8 +160,12 @@ class Iomap:
         """Whether a publication waits."""
         return bool(self._pending)
 
-    def next(self) -> tuple[int, int, int, bytes]:
+    def first(self) -> tuple[int, int, int, bytes]:
         """Return the publication to post: number and address of the slot, key, and its bytes."""
-        index, mapping = self._pending.popleft()
+        index, mapping = self._pending[0]
         addr = self._place + index * IOMAP_SLOT_SIZE
         return index, addr, self._key, mapping.pack(self._big_endian)
+
+    def posted(self) -> None:
+        """Note that the first publication is posted."""
+        self._pending.popleft()

@@ -1,23 +1,22 @@
 """One connection of the rsockets protocol, without input or output.
 
 Theory of operation
-    The caller (the *port*) owns the queue pair and the memory.  It posts every `Post` of the
-    machine in the order in which the machine returns them, passes each arrived word and each
-    completed post to the machine.  Control messages have four work requests of their own, so that
-    data never delay credits or the end.
+    The caller (the *port*) owns the queue pair and the memory, and passes each arrived word and
+    each completed control message to the machine.  Control messages have four work requests of
+    their own, so that data never delay credits or the end.
+
+    Flow control is not here, but in `_core/stream.c`, which has space and credits of both
+    directions in a `StreamState`, and posts.  The machine gives it commands, and finds the words
+    for a peer that breaks its rules.  `permit` tells C what the end and the mappings leave open;
+    every method that changes the answer calls it again.
 
     The peer writes descriptors of its buffers into this side's table, which is ordinary memory that
-    may change at any instant.  When a word reports an update of the table, the entry is copied,
-    checked and cleared.  Entries are expected in turn, beginning with entry 1: entry 0 stands for
-    the first buffer, which private data have described.  So entry 1 must not be touched when
+    may change at any instant.  Entries are expected in turn, beginning with entry 1: entry 0 stands
+    for the first buffer, which private data have described.  So entry 1 must not be touched when
     private data arrive: the peer's first update may be there already.
 
     If the caller takes completions first, a word may come before the private data; such words wait
     for `meet()`.
-
-    The numbers that data and credits change are in a `StreamState`, with which C does the frequent
-    cases: data is written and read there alone.  A few flags of the state say which cases C may do:
-    each method that can change the flags sets them anew (`sync`).
 """
 
 from __future__ import annotations
@@ -25,15 +24,24 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from aiordma.rsocket import flow
+from aiordma._core import (
+    NO_ROOM,
+    OWES_MAPPING,
+    OWES_NOTHING,
+    OWES_WORD,
+    STREAM_BAD_BUFFER,
+    STREAM_BAD_LIMIT,
+    STREAM_NO_CREDIT,
+    STREAM_NO_SPACE,
+    STREAM_THIRD_BUFFER,
+)
 from aiordma.rsocket.ending import Ending
-from aiordma.rsocket.iomap import Iomap
+from aiordma.rsocket.iomap import Iomap, Mapping
 from aiordma.rsocket.wire import (
     DESCRIPTOR_SIZE,
     IOMAP_SLOT_SIZE,
     MAX_VALUE,
     TABLE_LENGTH,
-    Descriptor,
     Hello,
     Kind,
     pack_word,
@@ -44,13 +52,10 @@ from aiordma.rsocket.wire import (
 if TYPE_CHECKING:
     from aiordma._core import StreamState
 
-__all__ = ["Machine", "Place", "Post"]
+__all__ = ["Machine", "Place"]
 
 _BIG_ENDIAN = sys.byteorder == "big"
-_CONTROL_WRS = 4
 _TABLE_SIZE = TABLE_LENGTH * DESCRIPTOR_SIZE
-_NO_DESCRIPTOR = bytes(DESCRIPTOR_SIZE)
-_LENGTH_OFFSET, _NO_LENGTH = 12, bytes(4)
 # Control words that a peer may send before its private data are taken; mostly it is a single word.
 _EARLY_CONTROL = 64
 
@@ -69,26 +74,6 @@ class Place(NamedTuple):
     size: int
 
 
-class Post(NamedTuple):
-    """A message to post: an RDMA write with the word, or the word alone.
-
-    Attributes:
-        addr: Address in the peer's memory; 0 if there is nothing to write.
-        key: Remote key of that memory.
-        length: Bytes to write there.
-        word: The word that follows the bytes.
-        payload: The bytes to write.
-        wrs: Work requests of the send queue that the message takes.
-    """
-
-    addr: int
-    key: int
-    length: int
-    word: int
-    payload: bytes
-    wrs: int
-
-
 class Machine:
     """Both directions of one connection.
 
@@ -99,17 +84,17 @@ class Machine:
         ring: Memory that the peer writes data to first; the size must be even.
         table: Memory that the peer writes descriptors to, and behind them iomap slots.
         memory: The bytes of the table, writable.
-        send_depth: Work requests of the send queue; four are kept for control messages.
+        credits: Data messages that the peer may have outstanding.
         iwarp: Words travel as messages of their own, after the write.
-        state: Holds the numbers.
+        state: Has flow control; made for the same ring and table.
 
     Attributes:
         iomap: The mappings of both sides.
     """
 
     __slots__ = (
-        "_early", "_ending", "_hello", "_is_open", "_iwarp", "_listens", "_live", "_memory",
-        "_peer", "_state", "iomap",
+        "_early", "_ending", "_hello", "_is_open", "_iwarp", "_listens", "_most_early", "_peer",
+        "_state", "iomap",
     )  # fmt: skip
 
     def __init__(
@@ -118,47 +103,24 @@ class Machine:
         ring: Place,
         table: Place,
         memory: memoryview,
-        send_depth: int,
+        credits: int,
         iwarp: bool,
         state: StreamState,
     ) -> None:
-        self._memory = memory
-        self.iomap: Iomap = Iomap(self._memory[_TABLE_SIZE:])
+        self.iomap: Iomap = Iomap(memory[_TABLE_SIZE:])
         self._iwarp = iwarp
         slots = (table.size - _TABLE_SIZE) // IOMAP_SLOT_SIZE
         self._hello = Hello(
-            state.credits, table.addr, table.key, TABLE_LENGTH, ring.addr, ring.key, ring.size // 2,
+            credits, table.addr, table.key, TABLE_LENGTH, ring.addr, ring.key, ring.size // 2,
             slots, _BIG_ENDIAN,
         ).pack()  # fmt: skip
         self._state = state
-        flow.begin_receiving(state)
-        # No space and no credit before the peer's private data.
-        flow.begin_sending(state, 0, Descriptor(0, 0, 0))
         self._ending = Ending()
         self._peer: Hello | None = None
         self._early: list[int] = []
-        state.entry = state.peer_entry = 1
-        state.data_wrs = 2 if iwarp else 1
-        state.data_limit = send_depth - _CONTROL_WRS - state.data_wrs
-        state.data_out = state.control_out = 0
         self._is_open = False
+        self._most_early = credits + _EARLY_CONTROL
         self._listens = False
-        self._live = False
-
-    # -- the frequent cases, which C does
-
-    def begin(self) -> None:
-        """Allow C to take words, as far as the peer may send them."""
-        self._live = True
-        self.sync()
-
-    def sync(self) -> None:
-        """Set the flags of the steps that C may do without the machine."""
-        state, ending, met = self._state, self._ending, self._peer is not None
-        state.receiving = met and self._live and not ending.eof
-        state.sending = self._is_open and ending.writable and not self.iomap.pending
-        state.crediting = met and self._is_open and ending.wants_credit
-        state.owing = ending.pending is not None or self.iomap.pending
 
     # -- the handshake
 
@@ -181,16 +143,15 @@ class Machine:
             raise protocol_error("words of iWARP have its own byte order, which is not ours")
         self._peer = peer
         self.iomap.meet(peer)
-        first = Descriptor(peer.buffer_addr, peer.buffer_key, peer.buffer_length)
-        state = self._state
-        flow.begin_sending(state, peer.credits, first)
-        state.table_addr, state.table_key = peer.table_addr, peer.table_key
-        state.table_length = peer.table_length
-        state.swapped = peer.big_endian != _BIG_ENDIAN
+        self._state.meet(
+            peer.credits,
+            (peer.buffer_addr, peer.buffer_key, peer.buffer_length),
+            (peer.table_addr, peer.table_key, peer.table_length),
+            peer.big_endian != _BIG_ENDIAN,
+        )
         early, self._early = self._early, []
         for word in early:
             self.on_word(word)
-        self.sync()
 
     def listen_first(self) -> None:
         """Sending begins with the peer's first word, and not with `open()`.
@@ -211,7 +172,7 @@ class Machine:
             raise RuntimeError(msg)
         if not self._listens:
             self._is_open = True
-            self.sync()
+            self._state.open()
 
     @property
     def opened(self) -> bool:
@@ -235,70 +196,86 @@ class Machine:
         if ending.disconnected:
             return
         if self._peer is None:
-            if len(self._early) >= self._state.credits + _EARLY_CONTROL:
-                raise protocol_error("it sends and sends before it has answered")
+            if len(self._early) >= self._most_early:
+                raise protocol_error("it sent too many words before its private data")
             self._early.append(word)
             return
         if self._listens:
             self._listens = False
             self.open()
-        if word <= MAX_VALUE:  # data, the frequent one
-            if ending.eof:
-                raise protocol_error("data after its end")
-            flow.arrived(self._state, word)
-            return
         kind, value = unpack_word(word)
-        if kind == Kind.SGL:
-            flow.allow(self._state, value)
-            self._take_descriptor()
+        if word <= MAX_VALUE and ending.eof:
+            raise protocol_error("data after its end")
+        if word <= MAX_VALUE or kind == Kind.SGL:
+            self._check(self._state.take_word(word), value)
         elif kind == Kind.CTRL:
             ending.heard(value)
-            self.sync()
+            self._sync()
         elif kind == Kind.IOMAP:
-            self._on_iomap(value & 0xFFFF)
+            self._on_iomap(word, value & 0xFFFF)
         else:
             raise protocol_error(f"a word of the reserved kind {kind}")
 
     def completed(self, word: int) -> None:
-        """Note that a message with this word has completed; its work requests are counted off."""
-        if word > MAX_VALUE:
-            self._ending.completed(word)
-            self.sync()
+        """Note that a control message with this word has completed."""
+        self._ending.completed(word)
+        self._sync()
 
     # -- sending
 
-    def next_control(self) -> Post | None:
-        """Return the next control message that may be posted now; to be called until it is None."""
-        peer, ending = self._peer, self._ending
-        if peer is None or not self._is_open:
-            return None
-        free = _CONTROL_WRS - self._state.control_out
-        # iWARP may need two work requests; rsockets waits for two in any case, and so does this.
-        if ending.wants_credit and flow.is_due(self._state) and free > self._iwarp:
-            return self._update(peer)
-        if self._may_publish and free > self._iwarp:
-            return self._publish()
-        word = ending.say() if free else None
-        if word is None:
-            return None
-        self.sync()
-        return self._post(word)
+    def post_control(self) -> int:
+        """Post the control messages that may go now.
 
-    def show_life(self) -> None:
-        """Have `next_control` repeat the limit of messages, as a sign of life."""
-        flow.repeat(self._state)
+        Returns:
+            0, or the errno of a post that has failed.
+        """
+        if not self._is_open:
+            return 0
+        state, ending, iomap = self._state, self._ending, self.iomap
+        code = state.announce(False)
+        while not code and iomap.pending and ending.writable:
+            slot, place, key, payload = iomap.first()
+            code = state.publish(pack_word(Kind.IOMAP, slot), payload, place, key)
+            if not code:
+                iomap.posted()
+                self._sync()
+        if code in {0, NO_ROOM} and ending.pending is not None:
+            code = state.say(ending.pending)
+            if not code:
+                ending.said()
+                self._sync()
+        return 0 if code == NO_ROOM else code
+
+    def publish(self, mapping: Mapping) -> int:
+        """Have a mapping posted before further data; return its slot.
+
+        Raises:
+            ValueError, OSError: As `Iomap.publish`.
+        """
+        slot = self.iomap.publish(mapping)
+        self._sync()
+        return slot
+
+    def withdraw(self, slot: int) -> None:
+        """Free a slot for another mapping; a publication that still waits is dropped."""
+        self.iomap.withdraw(slot)
+        self._sync()
+
+    def show_life(self) -> int:
+        """Repeat the limit of messages, as a sign of life; the result is as of `post_control`."""
+        return self._state.announce(True)
 
     # -- the end; ending.py has its rules
 
     def shutdown(self) -> None:
         """Close this side's direction, after the last `write()`.  Idempotent."""
         self._ending.shutdown()
-        self.sync()
+        self._sync()
 
     def disconnect(self) -> None:
         """Close both directions, after the last `write()`.  Idempotent."""
         self._ending.disconnect()
-        self.sync()
+        self._sync()
 
     @property
     def writable(self) -> bool:
@@ -317,53 +294,39 @@ class Machine:
 
     # -- inside
 
-    def _update(self, peer: Hello) -> Post:
-        """Return the update of credits and, if half of the ring is free, of that half."""
-        limit, buffer = flow.update(self._state)
-        word = pack_word(Kind.SGL, limit)
-        if buffer is None:
-            return self._post(word)
-        entry = self._state.peer_entry
-        self._state.peer_entry = (entry + 1) % peer.table_length
-        packed = buffer.pack(peer.big_endian)
-        return self._post(word, packed, peer.table_addr + entry * DESCRIPTOR_SIZE, peer.table_key)
+    def _sync(self) -> None:
+        """Say what the end leaves open, and what waits to be posted."""
+        ending = self._ending
+        owed = OWES_NOTHING
+        if self.iomap.pending:
+            owed = OWES_MAPPING
+        elif ending.pending is not None:
+            owed = OWES_WORD
+        self._state.permit(ending.writable, ending.wants_credit, ending.eof, owed)
 
-    def _post(self, word: int, payload: bytes = b"", addr: int = 0, key: int = 0) -> Post:
-        """Return a control message; its work requests count as posted."""
-        wrs = self._state.data_wrs if payload else 1
-        self._state.control_out += wrs
-        return Post(addr, key, len(payload), word, payload, wrs)
-
-    def _take_descriptor(self) -> None:
-        """Take the expected entry of this side's table, if it is filled.
-
-        Not every update brings a descriptor.  The next descriptor may be arriving in memory at this
-        instant; so the length, which is written last, is looked at before the rest is copied.
-        """
-        start = self._state.entry * DESCRIPTOR_SIZE
-        end = start + DESCRIPTOR_SIZE
-        memory = self._memory
-        if memory[start + _LENGTH_OFFSET : end] == _NO_LENGTH:
+    def _check(self, broken: tuple[int, int, int] | None, limit: int = 0) -> None:
+        """Raise `ProtocolError` if the peer has broken flow control, with the words for it."""
+        if broken is None:
             return
-        buffer = Descriptor.unpack(bytes(memory[start:end]), _BIG_ENDIAN)
-        if not buffer.length:
-            return  # cleared by the peer in between, which breaks the rules
-        flow.add_buffer(self._state, buffer)
-        memory[start:end] = _NO_DESCRIPTOR
-        self._state.entry = (self._state.entry + 1) % TABLE_LENGTH
+        kind, first, second = broken
+        if kind == STREAM_NO_CREDIT:
+            text = f"a message without a credit: {first} messages wait"
+        elif kind == STREAM_NO_SPACE:
+            text = f"{first} bytes of data for {second} bytes of buffer"
+        elif kind == STREAM_BAD_LIMIT:
+            assert self._peer is not None
+            text = (
+                f"message limit {limit} with {first} sent, {second} allowed before "
+                f"and {self._peer.credits} announced"
+            )
+        elif kind == STREAM_BAD_BUFFER:
+            text = f"a buffer of {second} bytes at {first:#x}"
+        else:
+            assert kind == STREAM_THIRD_BUFFER
+            text = "a third buffer while two are not full"
+        raise protocol_error(text)
 
-    @property
-    def _may_publish(self) -> bool:
-        return self.iomap.pending and self._state.allowed > 0 and self._ending.writable
-
-    def _publish(self) -> Post:
-        """Return the publication of a mapping, which takes a credit but no space."""
-        slot, place, key, payload = self.iomap.next()
-        flow.took_credit(self._state)
-        self.sync()
-        return self._post(pack_word(Kind.IOMAP, slot), payload, place, key)
-
-    def _on_iomap(self, index: int) -> None:
+    def _on_iomap(self, word: int, index: int) -> None:
         """Take the peer's publication of a mapping.
 
         It takes a credit.  rsockets never returns that credit; this side does.
@@ -371,4 +334,4 @@ class Machine:
         if self._ending.eof:
             raise protocol_error("a mapping after its end")
         self.iomap.updated(index)
-        flow.skipped(self._state)
+        self._check(self._state.take_word(word))

@@ -1,16 +1,19 @@
-"""Pool: connections to one server, kept open, lent or shared, and replaced when they break.
+"""Pool: connections to one service, kept open, lent or shared, and replaced when they break.
 
 Theory of operation
     `connection()` lends a connection to one task; `request()` shares connections, of which each has
-    many requests under way.  Tasks for which there is no connection wait in line, first come, first
-    served; while tasks wait for a connection of their own, as many connections get no further
-    requests.
+    many requests under way (way.py).  Tasks for which there is no connection wait in line,
+    first come, first served; while tasks wait for a connection of their own, as many connections
+    are kept for them, and get no further requests.
 
     `_fill` compares the connections that there are, or are being opened, with the number wanted:
     `min_size`, and another connection for each task in line, up to `max_size`.  An opener goes on,
-    with growing pauses, as long as its connection is wanted.  A watcher for each connection notices
-    its end.  A connection that breaks as soon as it is open counts as an attempt that failed: the
-    next attempt waits, or a server that accepts and fails would be connected to without a pause.
+    with growing pauses, as long as its connection is wanted; ways.py says to which address.  A
+    watcher for each connection notices its end.  That a connection is about to end is noticed when
+    it would be used: what a request costs does not grow with the number of connections.
+
+    With several addresses a mover brings connections back to one that works again, one after the
+    other.
 
     All of these tasks belong to `_Core`, and none of them has the Pool, so that a Pool
     that is forgotten is collected, and says so.
@@ -22,39 +25,43 @@ import asyncio
 import contextlib
 import errno
 import logging
+import math
 import random
 import sys
 import warnings
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import Any, Self, overload
+from typing import Any, Literal, Self, overload
 
 from aiordma._core import Message
 from aiordma.arguments import Buffer, bytes_of, check_kind, check_seconds, seconds_left, whole
-from aiordma.cm.address import check_port
+from aiordma.cm.address import Address
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connect import connect
 from aiordma.endpoint.connection import Connection
-from aiordma.errors import ConnectionLostError, PoolTimeoutError, ResourceClosedError
+from aiordma.error_words import CASE_HINTS
+from aiordma.errors import ConnectionLostError, RdmaOSError, ResourceClosedError, errno_error
 from aiordma.loop import fork
 from aiordma.loop.limit import Limit
 from aiordma.loop.running import check_loop, from_finalizer
 from aiordma.loop.uncopied import Uncopied
 from aiordma.memory.shared import Memory
+from aiordma.service.way import CROWDED, AddressStats, Member, Way
+from aiordma.service.ways import Naming, Ways, addresses_of, rails_of
 
 __all__ = ["Pool", "PoolStats"]
 
 _log = logging.getLogger("aiordma")
-#: Requests of each connection from which on `request()` has another one opened.
-_CROWDED = 32
 #: Times that a request is sent at most.
 _TRIES = 3
-#: Seconds of the first pause between two attempts to connect.
-_FIRST_PAUSE_S = 0.1
-#: Seconds from which on a connection has shown that the server works.
-_PROVEN_S = 1.0
+#: Seconds before the last of them, if it goes to the address where the others were lost: a server
+#: that dies breaks its connections one after the other.
+_LAST_PAUSE_S = 0.1
+#: Seconds of an attempt to connect, unless the program says otherwise: to the only address, and to
+#: one of several, of which a silent one holds up the others.
+_ATTEMPT_S, _ATTEMPT_OF_SEVERAL_S = 10.0, 3.0
 Check = Callable[[Connection], Awaitable[object]]
 
 
@@ -70,10 +77,12 @@ class PoolStats:
         requests: Requests by `Pool.request`.
         retries: Times that a request was sent again.
         leases: Connections that `Pool.connection` has lent.
-        timeouts: Waits for a connection that ended with PoolTimeoutError.
+        timeouts: Waits for a connection that ended with TimeoutError.
         lost: Connections that broke, or failed the check.
         reconnects: Connections that were opened in place of these.
         errors: Attempts to connect that failed.
+        moves: Connections that were opened in place of others to a worse address.
+        addresses: The same for each address.
     """
 
     size: int = 0
@@ -87,41 +96,39 @@ class PoolStats:
     lost: int = 0
     reconnects: int = 0
     errors: int = 0
+    moves: int = 0
+    addresses: tuple[AddressStats, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Settings:
-    host: str
-    port: int
+    addresses: tuple[Address, ...] | Naming
+    rails: tuple[str, ...]
+    policy: str
     min_size: int
     max_size: int
     timeout: float
     max_idle: float | None
     max_lifetime: float | None
     max_pause: float
+    connect_timeout: float
     check: Check | None
     config: ConnectionConfig | None
     memory: Memory | None
 
 
-class _Member:
-    """A connection of the pool."""
+def _without_frames(exc: Exception) -> Exception:
+    """The exception, without the tracebacks of itself and its causes.
 
-    __slots__ = (
-        "broken", "connection", "counted", "due", "idle_since", "lent", "noted", "opened_at",
-        "users",
-    )  # fmt: skip
-
-    def __init__(self, connection: Connection, now: float, lifetime: float | None) -> None:
-        self.connection = connection
-        self.opened_at = now
-        self.noted = False  # by `_note_end`
-        self.counted = False  # as lost
-        # Not all at the same time, if they were opened together.
-        self.due = None if lifetime is None else now + lifetime * random.uniform(0.9, 1.0)
-        self.idle_since = now
-        self.lent = self.broken = False
-        self.users = 0
+    A pool keeps its last failures, and each frame, or one that it was called from, has the pool.
+    """
+    cause: BaseException | None = exc
+    found: list[BaseException] = []  # those of a program may be causes of each other
+    while cause is not None and cause not in found:
+        cause.__traceback__ = None
+        found.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return exc
 
 
 class _Core:
@@ -130,19 +137,29 @@ class _Core:
     def __init__(self, settings: _Settings) -> None:
         self.settings = settings
         self.loop = asyncio.get_running_loop()
+        self.time = self.loop.time
         self.counts = PoolStats()
+        self.requests = 0
         self.closing = False
-        self._members: list[_Member] = []
-        self._line: deque[tuple[asyncio.Future[_Member], bool]] = deque()
+        self.ways = Ways(
+            settings.addresses, settings.rails, settings.max_pause,
+            failover=settings.policy == "failover",
+        )  # fmt: skip
+        self.single = self.ways.only  # the only way, until the end
+        self._members: dict[Member, None] = {}  # the oldest first, until their ends are complete
+        self._live = 0  # of these
+        self.line: OrderedDict[asyncio.Future[Member], bool] = OrderedDict()
+        self._lenders = 0  # of these
+        self._kept: dict[Member, None] = {}  # for the lenders: they get no further requests
         self._opening = 0
-        self._failures = 0  # attempts to connect that failed in a row
-        self._not_before = 0.0  # time of the next attempt
-        self._last_error: BaseException | None = None
         self._to_replace = 0
         self._tasks: dict[asyncio.Task[None], None] = {}  # the oldest first
         self._openers: dict[asyncio.Task[None] | None, None] = {}  # of these
-        self._changed = asyncio.Event()  # a connection was opened, or is free
+        self._mover: asyncio.Task[None] | None = None  # of these, too
+        # A connection was opened or is gone, a task is in line; at the end: a connection is free.
+        self._changed = asyncio.Event()
         self._sweeper: asyncio.TimerHandle | None = None
+        self._next_sweep = math.inf
         self._fill()
         self._sweep()
 
@@ -150,18 +167,17 @@ class _Core:
 
     def stats(self) -> PoolStats:
         """The state and the counters."""
-        live = self._live()
+        self._look()
         counts = {name: getattr(self.counts, name) for name in PoolStats.__slots__}
         counts |= {
-            "size": len(live),
-            "available": sum(not (member.lent or member.users) for member in live),
+            "size": self._live,
+            "requests": self.requests,
+            "available": sum(len(way.members.idle) for way in self.ways),
             "connecting": self._opening,
-            "waiting": sum(not future.done() for future, _ in self._line),
+            "waiting": sum(not future.done() for future in self.line),
+            "addresses": tuple(way.stats() for way in self.ways),
         }
         return PoolStats(**counts)
-
-    def _live(self) -> list[_Member]:
-        return [m for m in self._members if not (m.broken or m.connection.is_closing())]
 
     def require_open(self) -> None:
         """Raise ResourceClosedError if the pool is closed."""
@@ -170,72 +186,148 @@ class _Core:
 
     # Tasks that use a connection
 
-    async def acquire(self, timeout: float, *, lend: bool) -> _Member:
+    def share(self) -> Member | None:
+        """Take a connection for a request; None if there is none at once."""
+        while True:
+            way = self.single or self._least_used_way()
+            if way is None:
+                return None
+            member = way.members.take()
+            if member is None:
+                return None
+            if not member.connection.is_closing():
+                way.requests += 1
+                if member.users > CROWDED:
+                    self._fill(1)
+                return member
+            way.members.give(member)
+            self._lose(member)
+            self._fill()
+
+    def _least_used_way(self) -> Way | None:
+        """Of the ways of the lowest tier that has a connection for a request."""
+        found = None
+        for way in self.ways:
+            if way.members.standing and (
+                found is None or (way.tier, way.members.users) < (found.tier, found.members.users)
+            ):
+                found = way
+        return found
+
+    def share_elsewhere(self, than: Way) -> Member | None:
+        """Take a connection to another address, after one to this address has broken."""
+        for member in self._members:
+            way = member.way
+            if (
+                member.place is not None
+                and (way.host, way.port) != (than.host, than.port)
+                and not member.connection.is_closing()
+            ):
+                way.members.drop(member)
+                way.members.add_user(member)
+                way.members.put(member)
+                way.requests += 1
+                return member
+        return None
+
+    def _lend(self) -> Member | None:
+        """Take a connection for a task alone; None if there is none at once."""
+        while True:
+            idle = [way for way in self.ways if way.members.idle]
+            if not idle:
+                return None
+            way = min(idle, key=lambda way: (way.tier, way.members.users))
+            member = way.members.lend()
+            assert member is not None
+            if not member.connection.is_closing():
+                member.lent = True
+                return member
+            way.members.give(member)
+            self._lose(member)
+            self._fill()
+
+    async def acquire(self, timeout: float, *, lend: bool) -> Member:
         """Get a connection, alone or with others."""
         self.require_open()
-        member = self._find(lend=lend, ahead=self._lenders)
+        member = self._lend() if lend else self.share()
         if member is not None:
-            self._take(member, lend=lend)
             return member
-        future: asyncio.Future[_Member] = self.loop.create_future()
-        place = future, lend
-        self._line.append(place)
+        future: asyncio.Future[Member] = self.loop.create_future()
+        self.line[future] = lend
+        self._lenders += lend
+        self._changed.set()
         try:
+            self._keep()
             self._fill()
             with Limit(timeout):
                 return await future
         except TimeoutError:
-            self._leave_line(place)
+            self._leave_line(future)
             self.counts.timeouts += 1
-            text = f"no connection of the pool was free within {timeout:.3g} s"
-            if self._last_error is not None:
-                text += f"; the last attempt to connect failed: {self._last_error}"
-            raise PoolTimeoutError(errno.ETIMEDOUT, text) from self._last_error
+            why, cause = self.ways.why()
+            if not self._live and self._opening:
+                why = f": the pool has none yet, and is connecting{why}"
+            text = f"no connection of the pool was free within {timeout:.3g} s{why}"
+            raise _too_late(text) from cause
         except BaseException:
-            self._leave_line(place)
+            self._leave_line(future)
             raise
         finally:
-            del future, place  # its exception has this frame: a cycle
+            del future  # its exception has this frame: a cycle
 
-    def _leave_line(self, place: tuple[asyncio.Future[_Member], bool]) -> None:
+    def _leave_line(self, future: asyncio.Future[Member]) -> None:
         """A task leaves the line by an exception, perhaps in the moment of its grant."""
-        future = place[0]
         if future.done() and not future.cancelled() and future.exception() is None:
             self.release(future.result())
-        elif place in self._line:
-            self._line.remove(place)
+        else:
+            self._lenders -= self.line.pop(future, False)
         self._let_in()  # connections may have been kept for this task
 
-    @property
-    def _lenders(self) -> int:
-        """Tasks in line for a connection of their own."""
-        return sum(lends and not future.done() for future, lends in self._line)
+    def _let_in(self) -> None:
+        """Serve those in line for whom there is a connection."""
+        while self.line:
+            future = next(iter(self.line))
+            lend = self.line[future]
+            if not future.done():
+                member = self._lend() if lend else self.share() or self._share_kept()
+                if member is None:
+                    break
+                future.set_result(member)
+            del self.line[future]
+            self._lenders -= lend
+        self._keep()
+        self._fill()
 
-    def _find(self, *, lend: bool, ahead: int) -> _Member | None:
-        """A connection for a task that has so many in line before it that want one of their own."""
-        now = self.loop.time()
-        free = [
-            member
-            for member in self._live()
-            if not member.lent and (member.due is None or member.due > now)
-        ]
-        if lend:
-            unused = [member for member in free if not member.users]
-            # The connection that was used last, so that others can become old.
-            return max(unused, key=lambda member: member.idle_since, default=None)
-        free.sort(key=lambda member: member.users)
-        free = free[ahead:]
-        if not free:
-            return None
-        if free[0].users >= _CROWDED:
-            self._fill(1)
-        return free[0]
+    def _keep(self) -> None:
+        """While tasks wait for connections of their own, as many get no further requests."""
+        kept = self._kept
+        while len(kept) > self._lenders:
+            member, _ = kept.popitem()
+            member.way.members.put(member)
+        while len(kept) < self._lenders:
+            least = (way.members.least_used() for way in self.ways)
+            standing = (member for member in least if member is not None)
+            found = min(standing, key=lambda member: member.users, default=None)
+            if found is None:
+                break
+            found.way.members.drop(found)
+            kept[found] = None
 
-    def _take(self, member: _Member, *, lend: bool) -> None:
-        member.users += 1
-        member.lent = lend
+    def _share_kept(self) -> Member | None:
+        """What is kept for those in line is not kept from the first, for whom they wait."""
+        for member in self._kept:
+            if not member.connection.is_closing():
+                member.way.members.add_user(member)
+                member.way.requests += 1
+                return member
+        return None
 
-    def release(self, member: _Member, *, broken: bool = False, by_user: bool = False) -> None:
+    def _stand_down(self, member: Member) -> None:
+        """Have a connection get no further users."""
+        self._kept.pop(member, None)
+        member.way.members.drop(member)
+
+    def release(self, member: Member, *, broken: bool = False, by_user: bool = False) -> None:
         """Take a connection back.
 
         Args:
@@ -245,35 +337,32 @@ class _Core:
         """
         if by_user and not member.connection.is_closing():
             member.noted = True  # no failure of the server
-        member.users -= 1
-        member.lent = False
-        member.broken |= broken
-        if member.broken and not member.users:
+        member.way.members.give(member)
+        if broken:
+            self._lose(member)
+        if not member.users:
+            self._unused(member)
+        if broken or self.line:
+            self._let_in()
+        if self.closing:
+            self._changed.set()
+
+    def _unused(self, member: Member) -> None:
+        """The last user has left a connection."""
+        member.idle_since = self.time()
+        if not member.live:
             # Not before: the other users would get the error of a connection that was closed here.
             member.connection.abort()
-        now = self.loop.time()
-        if not member.users:
-            member.idle_since = now
-            old = member.due is not None and member.due <= now
-            if old and not (self.closing or member.broken):
+        elif not self.closing:
+            if member.lent or self._kept.pop(member, False) is None:
+                member.way.members.put(member)
+            if member.connection.is_closing():
+                self._lose(member)
+                self._fill()
+            elif member.due <= member.idle_since:
                 self._retire(member)
-        self._let_in()
-        self._changed.set()
-
-    def _let_in(self) -> None:
-        while self._line:
-            future, lend = self._line[0]
-            if not future.done():
-                # What is kept for those behind it is not kept from the first, whom they wait for.
-                member = self._find(lend=lend, ahead=0)
-                if member is None:
-                    break
-                self._line.popleft()
-                self._take(member, lend=lend)
-                future.set_result(member)
-            else:
-                self._line.popleft()
-        self._fill()
+                self._fill()
+        member.lent = False
 
     # Connections
 
@@ -285,152 +374,244 @@ class _Core:
 
     @property
     def _wanted(self) -> int:
-        settings, waiting = self.settings, sum(not future.done() for future, _ in self._line)
-        return min(settings.max_size, max(settings.min_size, len(self._live()) + waiting))
+        settings = self.settings
+        return min(settings.max_size, max(settings.min_size, self._live + len(self.line)))
 
     def _fill(self, more: int = 0) -> None:
+        """Open as many connections as are wanted, and `more`."""
         if self.closing:
             return
-        for member in self._members:
-            if member.broken or member.connection.is_closing():
-                self._note_end(member)
-                self._count_lost(member)  # before another connection can be there in its place
-        there = len(self._live()) + self._opening
-        wanted = min(self.settings.max_size, max(self._wanted, len(self._live()) + more))
-        for _ in range(wanted - there):
+        wanted = min(self.settings.max_size, max(self._wanted, self._live + more))
+        for _ in range(wanted - self._live - self._opening):
             self._opening += 1
             self._openers[self._start(self._open())] = None
 
     async def _open(self) -> None:
-        settings = self.settings
+        """Open a connection, by whichever way works, as long as it is wanted."""
         try:
-            if (pause := self._not_before - self.loop.time()) > 0:
-                await asyncio.sleep(pause)
-                if self._is_too_many:
-                    return
             while not self.closing:
                 try:
-                    connection = await connect(
-                        settings.host, settings.port, config=settings.config, memory=settings.memory
-                    )
+                    way = await self.ways.next(self.time())
                 except Exception as exc:
                     self.counts.errors += 1
-                    # Its traceback has this frame, and the frame this object: a cycle.
-                    self._last_error = exc.with_traceback(None)
-                    self._failures += 1
-                    _log.info("pool to %s port %d: %s", settings.host, settings.port, exc)
-                else:
-                    if self.closing:
+                    _log.info("the function that names the address of the pool: %r", exc)
+                    _without_frames(exc)
+                    continue
+                if (pause := way.not_before - self.time()) > 0:
+                    await asyncio.sleep(pause)
+                elif (connection := await self._connect(way)) is not None:
+                    # A connection that was moved may have taken the place meanwhile.
+                    if self.closing or self._live >= self.settings.max_size:
                         await connection.close()
                     else:
-                        self._add(connection)
+                        self._add(connection, way)
                     return
-                await asyncio.sleep(self._pause())
                 if self._is_too_many:
                     return
         finally:
             self._opening -= 1
             self._openers.pop(asyncio.current_task(), None)
 
+    async def _connect(self, way: Way) -> Connection | None:
+        """Try a way; None if it has failed, which is noted."""
+        settings, began = self.settings, self.time()
+        way.connecting += 1
+        try:
+            connection = await connect(
+                way.host, way.port, config=settings.config, memory=settings.memory,
+                timeout=settings.connect_timeout, **way.options,
+            )  # fmt: skip
+        except Exception as exc:
+            self.counts.errors += 1
+            way.errors += 1
+            way.failed(_without_frames(exc), began, self.time())
+            _log.info("pool to %s: %s", way, exc)
+            return None
+        finally:
+            way.connecting -= 1
+        way.worked()
+        return connection
+
     @property
     def _is_too_many(self) -> bool:
         """Whether a connection that is being opened is not wanted any more."""
-        return len(self._live()) + self._opening > self._wanted
+        return self._live + self._opening > self._wanted
 
-    def _pause(self) -> float:
-        """Seconds from a failed attempt to the next."""
-        pause: float = _FIRST_PAUSE_S * 2 ** min(self._failures - 1, 20)
-        pause = min(self.settings.max_pause, pause)
-        return pause * random.uniform(0.5, 1.0)
-
-    def _note_end(self, member: _Member) -> None:
-        """A connection is over: the next attempt may have to wait.  Idempotent."""
-        if member.noted:
-            return
-        member.noted = True
-        now = self.loop.time()
-        if now - member.opened_at >= _PROVEN_S:
-            self._failures = 0
-            return
-        self._failures += 1
-        self._not_before = now + self._pause()
-        text = "a connection broke, or failed the check, as soon as it was open"
-        self._last_error = ConnectionLostError(errno.ECONNRESET, text)
-
-    def _add(self, connection: Connection) -> None:
-        self._last_error = None
+    def _add(self, connection: Connection, way: Way) -> None:
         if self._to_replace:
             self._to_replace -= 1
             self.counts.reconnects += 1
-        member = _Member(connection, self.loop.time(), self.settings.max_lifetime)
-        self._members.append(member)
+        member = Member(connection, way, self.time(), self.settings.max_lifetime)
+        self._members[member] = None
+        self._live += 1
+        way.size += 1
+        way.members.put(member)
+        if member.due < self._next_sweep:
+            self._sweep_at(member.due)
         self._start(self._watch(member))
         # The opener counts until its task ends, and this connection would count twice.
         self._opening -= 1
         try:
             self._let_in()
+            self._improve()
         finally:
             self._opening += 1
         self._changed.set()
 
-    async def _watch(self, member: _Member) -> None:
+    async def _watch(self, member: Member) -> None:
         await member.connection.wait_closed()
         if member in self._members:  # it broke: after `_retire` it is not there any more
-            self._members.remove(member)
+            del self._members[member]
+            self._lose(member)
             if not self.closing:
-                self._count_lost(member)
-                self._note_end(member)
                 self._let_in()
+        self._changed.set()
 
-    def _count_lost(self, member: _Member) -> None:
-        """Count a connection that broke.  Idempotent."""
-        if not member.counted:
-            member.counted = True
-            self.counts.lost += 1
-            self._to_replace += 1
+    def _look(self) -> None:
+        """Notice the connections that are over, and whose ends are not complete."""
+        found = [m for m in self._members if m.live and m.connection.is_closing()]
+        for member in found:
+            self._lose(member)
+        if found:
+            self._fill()
 
-    def _retire(self, member: _Member) -> None:
-        if member not in self._members:
-            return  # it has broken, and `_watch` has taken it out
-        self._members.remove(member)
+    def _lose(self, member: Member) -> None:
+        """Have a connection that broke not count any more, before another takes its place."""
+        if not member.live:
+            return
+        self._end(member)
+        if self.closing:
+            return
+        way = member.way
+        self.counts.lost += 1
+        way.lost += 1
+        self._to_replace += 1
+        if not member.noted:
+            text = "a connection broke, or failed the check, as soon as it was open"
+            error = ConnectionLostError(errno.ECONNRESET, text)
+            way.ended(member.opened_at, self.time(), error)
+        self._improve()
+
+    def _end(self, member: Member) -> None:
+        member.live = False
+        self._live -= 1
+        member.way.size -= 1
+        self._stand_down(member)
+        self._changed.set()
+
+    def _retire(self, member: Member) -> None:
+        """Close a connection that is live, and that nobody uses."""
+        del self._members[member]
+        self._end(member)
         self._start(member.connection.close())
 
     def _sweep(self) -> None:
         """Close connections that are old, or idle and more than `min_size`; again and again."""
-        settings, now = self.settings, self.loop.time()
-        idle = [m for m in self._live() if not m.users]
-        for member in sorted(idle, key=lambda member: member.idle_since):
-            old = member.due is not None and member.due <= now
-            unused = settings.max_idle is not None and now - member.idle_since >= settings.max_idle
-            if old or (unused and len(self._live()) > settings.min_size):
+        settings, now = self.settings, self.time()
+        self._look()
+        for member in [member for member in self._members if member.due <= now and member.live]:
+            if member.users:
+                self._stand_down(member)
+            else:
                 self._retire(member)
+        idle = [member for way in self.ways for member in way.members.idle]
+        idle.sort(key=lambda member: member.idle_since)
+        if settings.max_idle is not None:
+            for member in idle:
+                if self._live <= settings.min_size or now - member.idle_since < settings.max_idle:
+                    break
+                self._retire(member)
+        self._keep()
         self._fill()
-        bounds = [b for b in (settings.max_idle, settings.max_lifetime) if b is not None]
-        if bounds and not self.closing:
-            every = min(60.0, max(0.01, min(bounds) / 4))
-            self._sweeper = self.loop.call_later(every, self._sweep)
+        self._improve()
+        every = min(60.0, max(0.01, (settings.max_idle or math.inf) / 4))
+        dues = (member.due for member in self._members if member.due > now)
+        self._sweep_at(min(now + every, min(dues, default=math.inf)))
+
+    def _sweep_at(self, when: float) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        if not self.closing:
+            self._next_sweep = when
+            self._sweeper = self.loop.call_at(when, self._sweep)
 
     async def filled(self) -> None:
         """Wait until `min_size` connections are open."""
-        while len(self._live()) < self.settings.min_size:
+        self._look()
+        while self._live < self.settings.min_size:
             self.require_open()
             self._changed.clear()
             await self._changed.wait()
 
-    @property
-    def last_error(self) -> BaseException | None:
-        """The last failure to connect, unless a connect has succeeded since."""
-        return self._last_error
+    # Connections that would be better elsewhere
+
+    def _improve(self) -> None:
+        """Move connections to ways that work again, one after the other."""
+        if self.single or self._mover or self.closing or self.ways.better() is None:
+            return
+        self._mover = self._start(self._move())
+        self._openers[self._mover] = None
+
+    async def _move(self) -> None:
+        try:
+            while not self.closing and (found := self.ways.better()) is not None:
+                way, worse = found
+                if (pause := way.not_before - self.time()) > 0:
+                    await asyncio.sleep(pause)
+                elif (connection := await self._connect(way)) is not None:
+                    await self._exchange(connection, way, worse)
+        finally:
+            self._mover = None
+            self._openers.pop(asyncio.current_task(), None)
+
+    async def _exchange(self, connection: Connection, way: Way, worse: Way) -> None:
+        """Put a connection in place of one that was made by a worse way."""
+        self._opening += 1  # nobody else is to be opened in its place
+        try:
+            members = (m for m in self._members if m.live and m.way is worse)
+            other = min(members, key=lambda member: (member.lent, member.users), default=None)
+            if other is not None and other.users:
+                await self._used_up(other)
+            elif other is not None:
+                self._retire(other)
+            if not self.closing and self._live < self.settings.max_size:
+                self.counts.moves += other is not None
+                self._add(connection, way)
+                return
+            way.not_before = self.time() + self.settings.max_pause
+        except BaseException:
+            connection.abort()
+            raise
+        finally:
+            self._opening -= 1
+        self._start(connection.close())
+
+    async def _used_up(self, member: Member) -> None:
+        """Have a connection get no further users, and wait for a while until it has none.
+
+        Or until a task waits for a connection, and there may be one more.
+        """
+        member.due = -math.inf
+        self._stand_down(member)
+        self._keep()
+        with contextlib.suppress(TimeoutError), Limit(self.settings.timeout):
+            while member.live and not self.closing:
+                if self.line and self._live < self.settings.max_size:
+                    break
+                self._changed.clear()
+                await self._changed.wait()
 
     # End
 
     def refuse(self) -> None:
         """Let no task in any more, and open no connection."""
         self.closing = True
+        self.single = None
         if self._sweeper is not None:
             self._sweeper.cancel()
-        line, self._line = self._line, deque()
-        for future, _ in line:
+        line, self.line = self.line, OrderedDict()
+        self._lenders = 0
+        for future in line:
             if not future.done():
                 future.set_exception(_closed())
         self._changed.set()
@@ -450,7 +631,7 @@ class _Core:
         self.refuse()
         try:
             with Limit(timeout):
-                while any(member.users for member in self._live()):
+                while any(member.users for member in self._members if member.live):
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -467,20 +648,42 @@ class _Core:
             await asyncio.wait(self._tasks)
 
 
+def _too_late(text: str) -> RdmaOSError:
+    error = errno_error(errno.ETIMEDOUT, text)
+    error.hint = CASE_HINTS["pool"]
+    return error
+
+
+def _named(addresses: tuple[Address, ...] | Naming) -> str:
+    if callable(addresses):
+        return f"what {getattr(addresses, '__qualname__', addresses)!s} names"
+    if len(addresses) > 1:
+        return f"{len(addresses)} addresses"
+    return "{} port {}".format(*addresses[0])
+
+
 def _closed() -> ResourceClosedError:
     return ResourceClosedError(errno.ECONNABORTED, "the pool is closed")
 
 
 class Pool(Uncopied):
-    """Connections to one server, kept open, and replaced when they break.
+    """Connections to one service, kept open, and replaced when they break.
 
     ``async with`` opens it, and closes it in good order; after an exception in the block without
     time for tasks that still use it.  It belongs to the event loop in which it
     was opened.  A pool that is forgotten while it is open warns, and aborts its connections.
 
     Args:
-        host: Name or address of the server, as of `connect`.
-        port: Its port, 1 to 65535.
+        host: Name or address of the server, as of `connect`.  Or a list of 1 to 64 addresses, each
+            a pair of host and port.  Or a function that takes nothing and names the address of the
+            next connection, by itself or as a coroutine, within 10 seconds: if it raises an
+            exception or names no address, the attempt has failed.
+        port: Its port, 1 to 65535; only with a single host.
+        policy: Which of several addresses gets the connections.  "failover": the first that works.
+            "spread": each that works, as many as the others.  Connections are moved, one after the
+            other, to an address that works again.
+        local_addrs: Addresses of this machine to connect from, 1 to 16, each as often as the
+            others; by default the routes decide.
         min_size: Connections that are kept open, 0 to `max_size`.
         max_size: Connections at most, 1 to 65,536.
         timeout: Seconds that a task waits for a connection, unless it says otherwise.
@@ -490,6 +693,8 @@ class Pool(Uncopied):
             tenth less; None for never.
         max_pause: Seconds of the longest pause between two attempts to connect.  The pauses begin
             at 0.1 s and double; each is shortened at random, by up to a half.
+        connect_timeout: Seconds of one attempt to connect, after which the next address has its
+            turn; by default 10, or 3 if the pool has several addresses or a function.
         check: A function that is called with a connection before it is lent, and awaited; if it
             raises an exception, the connection is dropped, and another connection is lent.
         config: Settings of the connections.
@@ -501,40 +706,46 @@ class Pool(Uncopied):
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        host: str | Sequence[Address] | Naming,
+        port: int | None = None,
         *,
+        policy: Literal["failover", "spread"] = "failover",
+        local_addrs: Sequence[str] | None = None,
         min_size: int = 1,
         max_size: int = 8,
         timeout: float = 30.0,
         max_idle: float | None = 600.0,
         max_lifetime: float | None = 3600.0,
         max_pause: float = 10.0,
+        connect_timeout: float | None = None,
         check: Check | None = None,
         config: ConnectionConfig | None = None,
         memory: Memory | None = None,
     ) -> None:
         self._core: _Core | None = None
-        check_kind("host", host, str, none=False)
-        if not host:
-            msg = "host is empty: give the name or the address of the peer"
+        addresses, rails = addresses_of(host, port), rails_of(local_addrs)
+        if policy not in ("failover", "spread"):
+            msg = f"policy is 'failover' or 'spread', not {policy!r}"
             raise ValueError(msg)
-        check_port(port, lowest=1)
         max_size = whole("max_size", max_size, 1, 65_536)
         min_size = whole("min_size", min_size, 0, max_size)
         check_seconds("timeout", timeout, none=False)
         check_seconds("max_idle", max_idle)
         check_seconds("max_lifetime", max_lifetime)
         check_seconds("max_pause", max_pause, none=False)
+        if connect_timeout is None:
+            one = not callable(addresses) and len(addresses) == 1
+            connect_timeout = _ATTEMPT_S if one else _ATTEMPT_OF_SEVERAL_S
+        check_seconds("connect_timeout", connect_timeout, none=False)
         if check is not None and not callable(check):
             msg = f"check has to be a function that takes a Connection, not {check!r}"
             raise TypeError(msg)
         check_kind("config", config, ConnectionConfig)
         check_kind("memory", memory, Memory)
         self._settings = _Settings(
-            host=host, port=port, min_size=min_size, max_size=max_size, timeout=timeout,
-            max_idle=max_idle, max_lifetime=max_lifetime, max_pause=max_pause, check=check,
-            config=config, memory=memory,
+            addresses=addresses, rails=rails, policy=policy, min_size=min_size, max_size=max_size,
+            timeout=timeout, max_idle=max_idle, max_lifetime=max_lifetime, max_pause=max_pause,
+            connect_timeout=connect_timeout, check=check, config=config, memory=memory,
         )  # fmt: skip
         fork.guard_public(self)
 
@@ -566,7 +777,7 @@ class Pool(Uncopied):
             timeout: Seconds; None for the pool's, 0 or less for no wait.
 
         Raises:
-            PoolTimeoutError: They are not; the pool goes on trying.
+            TimeoutError: They are not; the pool goes on trying.
             ResourceClosedError: The pool is closed, perhaps meanwhile.
             TypeError: The time-out is no number.
             RuntimeError: The pool is not open, or belongs to another event loop.
@@ -579,11 +790,10 @@ class Pool(Uncopied):
             with Limit(seconds):
                 await core.filled()
         except TimeoutError:
+            why, cause = core.ways.why()
             text = f"the pool has opened {core.stats().size} of {self._settings.min_size} "
-            text += f"connections within {seconds} s"
-            if core.last_error is not None:
-                text += f"; the last attempt failed: {core.last_error}"
-            raise PoolTimeoutError(errno.ETIMEDOUT, text) from core.last_error
+            text += f"connections within {seconds} s{why}"
+            raise _too_late(text) from cause
 
     def connection(
         self, timeout: float | None = None
@@ -599,7 +809,7 @@ class Pool(Uncopied):
                 connection that is free at once.
 
         Raises:
-            PoolTimeoutError: None was free in time (when the block is entered).
+            TimeoutError: None was free in time (when the block is entered).
             ResourceClosedError: The pool is closed, perhaps meanwhile.
             TypeError: The time-out is no number.
             RuntimeError: The pool is not open, or belongs to another event loop.
@@ -629,7 +839,7 @@ class Pool(Uncopied):
             broken = broken and not connection._carries_requests
             core.release(member, broken=broken, by_user=broken)
 
-    async def _is_healthy(self, core: _Core, member: _Member, end: float) -> bool:
+    async def _is_healthy(self, core: _Core, member: Member, end: float) -> bool:
         check = self._settings.check
         if check is None:
             return True
@@ -690,42 +900,113 @@ class Pool(Uncopied):
             The answer; with `into`, its bytes.
 
         Raises:
-            PoolTimeoutError: No connection in time.
+            TimeoutError: No connection in time.
             ResourceClosedError: The pool is closed, perhaps meanwhile.
             ConnectionLostError: The connection broke, and the request was not to be sent again.
             Others: as `Connection.request`.
 
         Cancellation: the connection tells the server.
         """
+        core = self._core
+        way = None if core is None else core.single
+        member = None if way is None else way.members.current
+        if (
+            core is None
+            or way is None
+            or member is None
+            or member.users >= CROWDED - 1
+            or (outcome := member.outcome).cause is not None
+            or outcome.closing
+        ):
+            return await self._request(buf, timeout, idempotent, into)
+        # Of most requests this is all: a pool costs what some counting does, and no call but these.
+        asking = member.connection.request(buf, timeout=timeout, into=into)  # refuses other loops
+        begun = core.time() if timeout is not ... else 0.0
+        core.requests += 1
+        way.requests += 1
+        way.members.users += 1
+        member.users += 1
+        try:
+            answer: Message | int = await asking
+        except ConnectionLostError as exc:
+            core.release(member, broken=True)
+            if core.closing or (exc.request_sent and not idempotent):
+                raise
+        except BaseException:
+            core.release(member)
+            raise
+        else:
+            if 1 < member.users < CROWDED and core.single is not None and not core.line:
+                member.users -= 1
+                way.members.users -= 1
+            else:
+                core.release(member)
+            return answer
+        return await self._request(buf, timeout, idempotent, into, begun, way)
+
+    async def _request(
+        self,
+        buf: Any,
+        timeout: float | EllipsisType | None,
+        idempotent: bool,
+        into: Any,
+        begun: float = 0.0,
+        lost: Way | None = None,
+    ) -> Message | int:
+        """The rest of `request`, or all of it; `lost`: where it was sent before, from `begun`."""
         core = self._opened()
         end = None
         if timeout is not None and timeout is not ...:
-            end = core.loop.time() + seconds_left("timeout", timeout)
-        if type(buf) is not bytes:
-            with bytes_of("a request", buf):
-                pass  # a wrong argument needs no connection to be told
-        core.counts.requests += 1
-        tries = 0
+            end = (core.time() if lost is None else begun) + seconds_left("timeout", timeout)
+        if lost is None:
+            core.requests += 1
+            tries, member = 0, core.share()
+        else:
+            tries, member = 1, await self._share_again(core, lost, 1, end)
         while True:
-            wait_s = self._settings.timeout
-            if end is not None:
-                wait_s = min(wait_s, max(0.0, end - core.loop.time()))
-            member = await core.acquire(wait_s, lend=False)
-            tries += 1
-            broken = False
+            if member is None:
+                member = await self._wait_for_member(core, buf, end)
             try:
-                left = timeout if end is None else end - core.loop.time()
+                left = timeout if end is None else end - core.time()
                 answer: Message | int = await member.connection.request(
                     buf, timeout=left, into=into
                 )
-                return answer
             except ConnectionLostError as exc:
-                broken = True
+                core.release(member, broken=True)
+                tries += 1
                 if tries == _TRIES or core.closing or (exc.request_sent and not idempotent):
                     raise
-            finally:
-                core.release(member, broken=broken)
-            core.counts.retries += 1
+            except BaseException:
+                core.release(member)
+                raise
+            else:
+                core.release(member)
+                return answer
+            member = await self._share_again(core, member.way, tries, end)
+
+    async def _share_again(
+        self, core: _Core, lost: Way, tries: int, end: float | None
+    ) -> Member | None:
+        """A connection to another address than the one where a request was lost, if there is one.
+
+        Otherwise there is a pause before the last attempt.
+        """
+        core.counts.retries += 1
+        member = core.share_elsewhere(lost)
+        if member is None and tries == _TRIES - 1:
+            pause = _LAST_PAUSE_S * random.uniform(0.5, 1.0)
+            await asyncio.sleep(pause if end is None else min(pause, end - core.time()))
+        return member
+
+    async def _wait_for_member(self, core: _Core, buf: Any, end: float | None) -> Member:
+        """A connection for a request, until the time `end`; perhaps one that is there."""
+        if type(buf) is not bytes:
+            with bytes_of("a request", buf):
+                pass  # a wrong argument needs no connection to be told
+        wait_s = self._settings.timeout
+        if end is not None:
+            wait_s = min(wait_s, max(0.0, end - core.time()))
+        return await core.acquire(wait_s, lend=False)
 
     @property
     def stats(self) -> PoolStats:
@@ -770,7 +1051,7 @@ class Pool(Uncopied):
         core, settings = self._core, self._settings
         state = "not open" if core is None else "closed" if core.closing else "open"
         size = self.stats.size
-        return f"<Pool {state} to {settings.host} port {settings.port}, {size} connections>"
+        return f"<Pool {state} to {_named(settings.addresses)}, {size} connections>"
 
     def __del__(
         self, _warn: Callable[..., None] = warnings.warn, _gone: Any = sys.is_finalizing

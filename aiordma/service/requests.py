@@ -7,22 +7,26 @@ of a connection run at a time; further requests wait in the library, where they 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from types import CoroutineType
 from typing import Any
 
+from aiordma._core import FOR_PYTHON
 from aiordma.arguments import check_kind, whole
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connect import Opening
 from aiordma.endpoint.connection import Connection
+from aiordma.endpoint.listener import Authorize
 from aiordma.errors import RdmaError, RequestError, RequestRefusedError
 from aiordma.link import tally
 from aiordma.link.limits import ListenerLimits
 from aiordma.link.log_share import LogShare
 from aiordma.memory.shared import Memory
-from aiordma.requests.served import STOPPING, Request
-from aiordma.service.server import Server, serve, started
+from aiordma.requests.served import STOPPING, Request, Served
+from aiordma.service.server import Server, checked, serve, started
 
 __all__ = ["RequestHandler", "handle_requests", "serve_requests"]
 
@@ -52,6 +56,9 @@ def serve_requests(
     memory: Memory | None = None,
     ipv6_only: bool = False,
     limits: ListenerLimits | None = None,
+    allow: Iterable[str] | None = None,
+    deny: Iterable[str] = (),
+    authorize: Authorize | None = None,
     grace_s: float = 10.0,
     signals: bool = False,
 ) -> Opening[Server]:
@@ -69,6 +76,9 @@ def serve_requests(
         memory: Registered memory that the connections share, in one protection domain.
         ipv6_only: Take IPv6 clients alone.
         limits: Limits of the connections and memory that clients may hold; see docs/limits.md.
+        allow: Networks whose clients may connect, as of `listen`.
+        deny: Networks whose clients may not.
+        authorize: Decides about each client, as of `listen`.
         grace_s: Seconds that handlers have at the end to finish; then they are canceled, and their
             requests refused.
         signals: As of `serve`.
@@ -88,7 +98,8 @@ def serve_requests(
     )  # fmt: skip
     return serve(
         each, host, port, backlog=backlog, config=config, memory=memory, ipv6_only=ipv6_only,
-        limits=limits, grace_s=grace_s, signals=signals,
+        limits=limits, allow=allow, deny=deny, authorize=authorize, grace_s=grace_s,
+        signals=signals,
     )  # fmt: skip
 
 
@@ -138,73 +149,134 @@ async def _handle_all(
     tracebacks: LogShare,
 ) -> None:
     served = connection.requests(limit=limit, limit_bytes=limit_bytes)._served
-    loop = served.loop
-    tasks: dict[asyncio.Task[None], Request] = {}
-    room = asyncio.Event()
-
-    def ended(task: asyncio.Task[None]) -> None:
-        # Not in the task: it may have been canceled before it began.
-        request = tasks.pop(task)
-        if task.cancelled() and not request.canceled:
-            _fail(request, RequestRefusedError(STOPPING))
-        request._end()
-        room.set()
-
+    handlers = _Handlers(connection, served, handler, max_concurrent, tracebacks)
+    served.starters.append(handlers)
     try:
-        while True:
-            while len(tasks) >= max_concurrent:
-                room.clear()
-                await room.wait()
-            try:
-                request = served.take_now() or await served.take()
-            except StopAsyncIteration:
-                break
-            task = loop.create_task(_handle(connection, handler, request, tracebacks))
-            request._on_cancel = task.cancel
-            tasks[task] = request
-            del request  # of the last there would be a body otherwise
-            task.add_done_callback(ended)
-        if tasks:
-            await asyncio.wait(tasks)
+        handlers.begin_with_queued()
+        await served.ended()
+        await handlers.end()  # the end of one lets in the next that is queued
+        await served.ended()
     finally:
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        served.starters.remove(handlers)
+        handlers.cancel_all()
+        await handlers.end()
         await served.told(connection.config.close_timeout_s)
 
 
-async def _handle(
-    connection: Connection, handler: RequestHandler, request: Request, tracebacks: LogShare
-) -> None:
-    try:
-        if request._canceled:
-            return
-        if tally.observed:
-            with tally.Operation("reply", connection._peer_attributes):
-                answer = await started(handler, request)
-                await _reply(connection, request, answer, tracebacks)
-            return
-        answer = await started(handler, request)
-        # The most frequent case, and quick.
-        if type(answer) is bytes and not request._answered:
-            if (rest := request._send(answer, len(answer))) is not None:
-                await rest
-        else:
-            await _reply(connection, request, answer, tracebacks)
-    except asyncio.CancelledError:
-        if not request.canceled:
-            text = "the server stopped while it served the request"
-            _fail(request, RequestError(text, remote_type="CancelledError", remote_text=text))
-        raise
-    except RequestError as exc:
-        _fail(request, exc)
-    except Exception as exc:
-        if isinstance(exc, RdmaError) and connection.is_closing():
-            _log.debug("%r of %r: %s", request, connection, exc)  # of each request that it had
-        elif tracebacks.may_log(connection.get_extra_info("peername")):
-            _log.exception("the handler of %r of %r has raised", request, connection)
-        _fail(request, exc)
+class _Handlers:
+    """The handlers that run for the requests of one connection, each in a task of its own.
+
+    Each task gets a copy of the context in which this object was made, wherever it is begun: no
+    handler sees variables that the handler of another request has set.
+    """
+
+    __slots__ = (
+        "_connection", "_context", "_handler", "_most", "_served", "_tasks", "_tracebacks",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        connection: Connection,
+        served: Served,
+        handler: RequestHandler,
+        most: int,
+        tracebacks: LogShare,
+    ) -> None:
+        self._connection = connection
+        self._context = contextvars.copy_context()
+        self._served = served
+        self._handler = handler
+        self._most = most
+        self._tracebacks = tracebacks
+        self._tasks: dict[Request, asyncio.Task[None]] = {}
+
+    def begin(self, request: Request) -> bool:
+        """Begin with a request; False if as many handlers run as may."""
+        if len(self._tasks) >= self._most:
+            return False
+        running = self._run(request)
+        try:
+            task = self._served.loop.create_task(running, context=self._context.copy())
+        except BaseException:
+            running.close()  # nobody awaits it any more
+            raise
+        if not task.done():  # a factory of the loop may have begun it at once
+            self._tasks[request] = task
+        return True
+
+    def begin_with_queued(self) -> None:
+        """Begin with requests that had to wait, unless the handlers are being canceled."""
+        while self in self._served.starters and len(self._tasks) < self._most:
+            if (request := self._served.take_now()) is None:
+                return
+            if self.begin(request) and not request._answered:
+                request._set_starter(self)
+
+    def cancel_all(self) -> None:
+        """Cancel all handlers."""
+        for request in list(self._tasks):
+            self.cancel(request)
+
+    async def end(self) -> None:
+        """Wait until no handler runs, and no request is queued."""
+        while self._tasks:
+            await asyncio.wait(list(self._tasks.values()))
+            for request, task in list(self._tasks.items()):
+                if task.done():  # it was canceled before it began, and not by `cancel`
+                    self._never_begun(request)
+
+    def cancel(self, request: Request) -> None:
+        """Cancel the handler of a request: the peer waits no more, or the server stops."""
+        task = self._tasks[request]
+        task.cancel()
+        # A task that is canceled before it begins runs no line of `_run`.
+        task.add_done_callback(lambda _: self._never_begun(request))
+
+    def _never_begun(self, request: Request) -> None:
+        if request in self._tasks:
+            if not request.canceled:
+                _fail(request, RequestRefusedError(STOPPING))
+            self._ended(request)
+
+    def _ended(self, request: Request) -> None:
+        self._tasks.pop(request, None)
+        if request._end():
+            self.begin_with_queued()
+
+    async def _run(self, request: Request) -> None:
+        connection, handler, tracebacks = self._connection, self._handler, self._tracebacks
+        try:
+            if request._canceled or (request.deadline is not None and request._refuse_late()):
+                return
+            if tally.observed:
+                with tally.Operation("reply", connection._peer_attributes):
+                    answer = await started(handler, request)
+                    await _reply(connection, request, answer, tracebacks)
+                return
+            handling = handler(request)
+            answer = await (handling if type(handling) is CoroutineType else checked(handling))
+            if sent := request._answer(answer):  # not 0, which is the most frequent case
+                if sent == FOR_PYTHON:
+                    await _reply(connection, request, answer, tracebacks)
+                elif (rest := request._rest_of(sent)) is not None:
+                    await rest
+        except asyncio.CancelledError:
+            if not request.canceled:
+                text = "the server stopped while it served the request"
+                _fail(request, RequestError(text, remote_type="CancelledError", remote_text=text))
+            raise
+        except RequestError as exc:
+            _fail(request, exc)
+        except Exception as exc:
+            if isinstance(exc, RdmaError) and connection.is_closing():
+                _log.debug("%r of %r: %s", request, connection, exc)  # of each request that it had
+            elif tracebacks.may_log(connection.get_extra_info("peername")):
+                _log.exception("the handler of %r of %r has raised", request, connection)
+            _fail(request, exc)
+        finally:
+            self._tasks.pop(request, None)  # as `_ended` does, which would be one more call
+            if request._end():
+                self.begin_with_queued()
 
 
 async def _reply(

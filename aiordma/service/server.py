@@ -16,7 +16,7 @@ import contextlib
 import logging
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from types import CoroutineType
 from typing import Any, Self, TypeVar
 
@@ -26,7 +26,7 @@ from aiordma.cm.address import Address
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connect import Opening
 from aiordma.endpoint.connection import Connection
-from aiordma.endpoint.listener import Listener, opener
+from aiordma.endpoint.listener import Authorize, Listener, opener
 from aiordma.errors import ConnectionEndedError, RdmaError, ResourceClosedError
 from aiordma.link.limits import ListenerLimits
 from aiordma.link.log_share import LogShare
@@ -53,9 +53,17 @@ def started(handler: Callable[[Subject], Awaitable[Result]], subject: Subject) -
     """Call a handler.
 
     Raises:
-        TypeError: It is no coroutine function, and returns nothing that can be awaited.
+        TypeError: As `checked`.
     """
-    handling = handler(subject)
+    return checked(handler(subject))
+
+
+def checked(handling: Awaitable[Result]) -> Awaitable[Result]:
+    """What a handler has returned.
+
+    Raises:
+        TypeError: The handler is no coroutine function, and this is nothing that can be awaited.
+    """
     if type(handling) is not CoroutineType:
         check_awaitable("the handler", handling)
     return handling
@@ -71,6 +79,9 @@ def serve(
     memory: Memory | None = None,
     ipv6_only: bool = False,
     limits: ListenerLimits | None = None,
+    allow: Iterable[str] | None = None,
+    deny: Iterable[str] = (),
+    authorize: Authorize | None = None,
     grace_s: float = 10.0,
     signals: bool = False,
 ) -> Opening[Server]:
@@ -89,6 +100,9 @@ def serve(
         memory: Registered memory that the connections share, in one protection domain.
         ipv6_only: Take IPv6 clients alone.
         limits: Limits of the connections and memory that clients may hold; see docs/limits.md.
+        allow: Networks whose clients may connect, as of `listen`.
+        deny: Networks whose clients may not.
+        authorize: Decides about each client, as of `listen`.
         grace_s: Seconds that handlers have at the end to finish; then they are canceled.
         signals: From the opening to the end of `stop`, SIGINT (Ctrl-C) and SIGTERM end
             `serve_forever`, as its own `signals` does from its call on: for a program that tells
@@ -112,6 +126,9 @@ def serve(
         memory=memory,
         ipv6_only=ipv6_only,
         limits=limits,
+        allow=allow,
+        deny=deny,
+        authorize=authorize,
     )
 
     async def open_() -> Server:

@@ -69,7 +69,7 @@ async def create_connection(
         interleave: Ignored: the address families always alternate.
         config: Settings.
         timeout: Seconds until the connection is there, TLS aside, by the clock; None for no limit
-            of its own.  By default `config.connect_timeout_s`, in which no time counts that it
+            of its own.  By default 10 seconds, in which no time counts that it
             waits for its turn, as many connects of a loop to one address do, or the loop is late.
             Zero or less means that the deadline has already passed.
 
@@ -79,7 +79,7 @@ async def create_connection(
     Raises:
         TypeError, ValueError: An argument is invalid.
         LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or not on the way.
-        HostNotFoundError: The name does not resolve.
+        socket.gaierror: The name does not resolve.
         ConnectionRejectedError: No program listens there, or it speaks another protocol.  A server
             of aiordma that refuses because too many wait is tried again.
         ConnectTimeoutError: No answer in time, or no room at a server where too many wait.
@@ -125,7 +125,7 @@ async def create_connection(
     elif family:
         local_addr = (_FAMILIES[socket.AddressFamily(family)], 0)
     config = config or DEFAULTS
-    within = limit_of(timeout, config.connect_timeout_s)
+    within = limit_of(timeout)
 
     async def attempt(address: Address, origin: Address | None, course: Course) -> RdmaTransport:
         return await _connect(address, origin, config, course)

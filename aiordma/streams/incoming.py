@@ -98,25 +98,20 @@ class Incoming:
 
     def stop(self) -> None:
         """Give the program no further bytes."""
-        self.state.stopped = True
-        self._choose()
+        self.state.stop()
 
     def _choose(self) -> None:
-        state, protocol = self.state, self._protocol
-        plain = protocol is not None and not self._buffered
-        state.protocol = protocol if plain else None
-        state.plain = plain and not (self.paused or state.stopped)
-        if not self.waiting:
-            state.done()
+        self.state.deliver_to(None if self._buffered else self._protocol, self.paused)
 
     @property
     def waiting(self) -> bool:
         """Whether a task waits for bytes."""
-        return bool(self.state.waiter)
+        return self.state.waiting
 
     def part(self) -> None:
         """Forget the stream: the connection was given back, and no bytes will arrive."""
-        self._stream = self.state.handler = None
+        self._stream = None
+        self.state.part()
 
     def _soon(self) -> None:
         if self._stream is not None:
@@ -231,13 +226,7 @@ class Incoming:
 
     def enough(self) -> bool:
         """Whether the task that waits has to be woken."""
-        state = self.state
-        readable = 0 if state.stopped else state.readable
-        if not state.receiving:  # no more will come, and the end waits until these are taken
-            return bool(readable)
-        return bool(
-            readable and (readable >= state.want or 2 * state.waiting_count >= state.credits)
-        )
+        return self.state.enough()
 
     async def wait(self, length: int) -> None:
         """Wait until there are bytes to take, or `eof_received` of the protocol was called.
@@ -254,13 +243,9 @@ class Incoming:
             msg = "another coroutine is already waiting for incoming data"
             raise RuntimeError(msg)
         state = self.state
-        # Half of the ring the peer can always send without an advertisement of more room.
-        state.want = min(length, state.ring_size // 2)
-        if self.enough():
-            state.done()
+        if not state.wait_for(length):
             return
-        state.waiter = True
-        if not state.receiving:  # the end is near: `_soon` reports it
+        if self._machine.eof:  # the end is near: `_soon` reports it
             self._soon()
         try:
             await self.wakeup

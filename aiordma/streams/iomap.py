@@ -59,8 +59,7 @@ class MappedRegion(Uncopied):
         agree on it before.
         """
         if not self.region.closed:
-            self._machine.iomap.withdraw(self._slot)
-            self._machine.sync()
+            self._machine.withdraw(self._slot)
             self._port.memory.mapped.remove(self.region)
             self.region.close()
 
@@ -116,10 +115,8 @@ class StreamIomap(Uncopied):
         try:
             self._check_open()
             name = region.addr if offset is None else offset
-            slot = self._machine.iomap.publish(
-                Mapping(name, region.addr, region.rkey, region.length)
-            )
-            self._machine.sync()  # until it is posted nothing may be written
+            mapping = Mapping(name, region.addr, region.rkey, region.length)
+            slot = self._machine.publish(mapping)
         except BaseException:
             region.close()
             raise

@@ -27,7 +27,7 @@ class Outgoing:
 
     Args:
         port: Posts.
-        machine: Decides which messages may be posted.
+        machine: Posts the messages of the protocol.
 
     Attributes:
         size: Bytes that wait and are not in the ring yet.
@@ -83,24 +83,24 @@ class Outgoing:
         """Send as much of the backlog as is possible now; return whether any was sent."""
         before = self.size
         while self.size:
-            if room := self._state.room():
-                self._send_backlog(min(room, self.size))
+            offset, room = self._state.next_place()
+            if room:
+                self._send_backlog(offset, min(room, self.size))
             elif not self._port.memory.widen_send(self._state):
                 break
         return self.size != before
 
     def control(self) -> None:
         """Post the protocol's own messages that are due."""
-        while (post := self._machine.next_control()) is not None:
-            self._port.post(post)
+        self._port.check(self._machine.post_control())
 
     def clear(self) -> None:
         """Drop the backlog."""
         self._backlog.clear()
         self.size = 0
 
-    def _send_backlog(self, length: int) -> None:
-        ring, at = self._port.memory.send, self._state.head
+    def _send_backlog(self, at: int, length: int) -> None:
+        ring = self._port.memory.send
         end = at + length
         while at < end:
             first = self._backlog[0]
@@ -115,4 +115,4 @@ class Outgoing:
             else:
                 self._backlog[0] = first[count:]
         self.size -= length
-        self._port.check(self._state.send_ring(length))
+        self._port.check(self._state.send_from_ring(length))

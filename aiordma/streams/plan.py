@@ -9,22 +9,27 @@ from typing import cast
 from aiordma._core import CHAIN, STREAM_CONTROLS
 from aiordma.cm.connection_parameter import ConnectionParameter
 from aiordma.cm.qp_transition import QPPolicy
-from aiordma.loop.kept import Kept, kept
+from aiordma.link.settings import RETRIES
+from aiordma.loop.bounded_cache import BoundedCache
 from aiordma.rsocket.wire import DESCRIPTOR_SIZE, IOMAP_SLOT_SIZE, TABLE_LENGTH
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES
 from aiordma.verbs.qp import QPInitAttr
-from aiordma.verbs.rnr_timer import rnr_timer_code
 
-__all__ = ["WORD_SIZE", "Plan", "plan_of"]
+__all__ = ["RECV_DEPTH", "SEND_DEPTH", "WORD_SIZE", "Plan", "plan_of"]
 
 WORD_SIZE = 4
+#: Messages that the peer may send ahead, and that this side may have on their way; each `write` is
+#: one or more.
+RECV_DEPTH = 100
+SEND_DEPTH = 60
 _PAYLOAD = IOMAP_SLOT_SIZE  # bytes of a control message: a descriptor, or a mapping
 _MAPPED_WRITES = 16  # under way past the stream, see iomap.py
 _UNANNOUNCED = 16 + CHAIN
 _INLINE = 64
+_RNR_RETRIES = 7  # for ever, as rsockets programs have it
 _LINE = 64  # bytes; the part behind a ring of any size begins with a page
 _FIRST = 16 * 1024  # bytes of a ring with which a stream begins
 
@@ -39,6 +44,7 @@ class Plan:
     Attributes:
         config: The configuration.
         policy: Bounds that the queue pairs apply.
+        credits: Messages that the peer may send ahead.
         receives: Work requests of the receive queue.
         sends: Those of the send queue that messages and the probe take.
         completions: Room that a stream takes of a completion queue.
@@ -56,7 +62,7 @@ class Plan:
     """
 
     __slots__ = (
-        "_parameters", "attributes", "completions", "config", "own", "pinned", "policy",
+        "_parameters", "attributes", "completions", "config", "credits", "own", "pinned", "policy",
         "receives", "ring", "sending", "sends", "silence", "table", "words",
     )  # fmt: skip
 
@@ -65,13 +71,13 @@ class Plan:
         self.policy: QPPolicy = QPPolicy(
             access=Access.REMOTE_WRITE,
             ack_timeout=config.ack_timeout,
-            max_retry_count=config.retry_count,
-            max_rnr_retry_count=config.rnr_retry_count,
-            min_rnr_timer=rnr_timer_code(config.min_rnr_timer_ms),
+            max_retry_count=RETRIES,
+            max_rnr_retry_count=_RNR_RETRIES,
         )
-        self.receives: int = config.recv_depth + _UNANNOUNCED
+        self.credits: int = RECV_DEPTH
+        self.receives: int = RECV_DEPTH + _UNANNOUNCED
         # On iWARP a message is two requests; one more is the probe's.
-        self.sends: int = config.send_depth * (2 if iwarp else 1) + 1
+        self.sends: int = SEND_DEPTH * (2 if iwarp else 1) + 1
         mapped = self.sends + (_MAPPED_WRITES if config.iomap_slots else 0)
         self.completions: int = mapped + self.receives
         self.attributes: QPInitAttr = QPInitAttr(
@@ -88,7 +94,7 @@ class Plan:
         # However short the patience, the peer is asked before it is given up.
         waits = [config.keepalive_s, config.idle_timeout_s and config.idle_timeout_s / 4]
         self.silence: float | None = min((wait for wait in waits if wait is not None), default=None)
-        self._parameters: Kept[tuple[int, int], ConnectionParameter] = Kept()
+        self._parameters: BoundedCache[tuple[int, int], ConnectionParameter] = BoundedCache()
 
     def parameter(self, depth: int, resources: int = 0) -> ConnectionParameter:
         """The parameter of rsockets: no reads, and retries while a receive is missing.
@@ -100,17 +106,14 @@ class Plan:
             parameter = ConnectionParameter.exact(
                 responder_resources=resources,
                 initiator_depth=depth,
-                retry_count=self.config.retry_count,
-                rnr_retry_count=self.config.rnr_retry_count,
+                retry_count=RETRIES,
+                rnr_retry_count=_RNR_RETRIES,
             )
-            self._parameters.keep((depth, resources), parameter)
+            self._parameters.store((depth, resources), parameter)
         return parameter
 
 
-_of_infiniband = kept(functools.partial(Plan, iwarp=False))
-_of_iwarp = kept(functools.partial(Plan, iwarp=True))
-
-
+@functools.lru_cache(64)
 def plan_of(config: StreamConfig, *, iwarp: bool) -> Plan:
     """The plan of a configuration, for devices of that kind."""
-    return _of_iwarp(config) if iwarp else _of_infiniband(config)
+    return Plan(config, iwarp=iwarp)

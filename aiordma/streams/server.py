@@ -30,8 +30,14 @@ from aiordma.cm.connection_id import Stage
 from aiordma.errors import ConnectionLostError, DeviceRemovedError, ProtocolError
 from aiordma.link.acceptor import Acceptor, Request
 from aiordma.link.admission import Place, Places
-from aiordma.link.dialing import warm_up
-from aiordma.link.limits import DEFAULT_LIMITS, ListenerLimits
+from aiordma.link.dialing import CONNECT_TIMEOUT_S, warm_up
+from aiordma.link.limits import (
+    DEFAULT_LIMITS,
+    MOST_TLS_HANDSHAKES,
+    PATIENCE_S,
+    PRESSED_TLS_S,
+    ListenerLimits,
+)
 from aiordma.link.listening import choose, require_device, resolve, wait_for_port
 from aiordma.link.refusal import RefusalReason, begins_hello
 from aiordma.link.source import peer_text, source_of
@@ -40,7 +46,7 @@ from aiordma.link.tally import Operation, count, peer_attributes
 from aiordma.link.transport_socket import RdmaTransportSocket
 from aiordma.logs import log_of
 from aiordma.loop import fork, registry
-from aiordma.loop.limit import PatientLimit
+from aiordma.loop.limit import Limit
 from aiordma.loop.raised import ENDS_THE_LOOP
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.loop.uncopied import Uncopied
@@ -93,10 +99,10 @@ class RdmaServer(Uncopied, asyncio.AbstractServer):
         self._aborting = False
         self.limits = limits
         self._tls_places = Places(
-            limits.max_tls_handshakes,
-            limits.max_tls_handshakes_per_source,
-            pressed_s=limits.pressed_tls_handshake_timeout_s,
-            patience_s=limits.max_wait_s,
+            MOST_TLS_HANDSHAKES,
+            (MOST_TLS_HANDSHAKES + 1) // 2,
+            pressed_s=PRESSED_TLS_S,
+            patience_s=PATIENCE_S,
         )
         self._serving = False
         self._forever: asyncio.Future[None] | None = None
@@ -174,7 +180,7 @@ class RdmaServer(Uncopied, asyncio.AbstractServer):
     async def _accept(self, request: Request) -> RdmaTransport:
         with (
             Operation("accept", functools.partial(peer_attributes, request.peername)),
-            PatientLimit(self._config.handshake_timeout_s, "the handshake"),
+            Limit(self.limits.handshake_timeout_s, "the handshake", patient=True),
         ):
             request.answered = True
             port = await request.open(functools.partial(StreamPort.open, config=self._config))
@@ -536,8 +542,8 @@ async def create_server(
         TypeError, ValueError: An argument is invalid.
         LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or no RDMA device has
             the address; seldom has a device an address of loopback ("localhost").
-        HostNotFoundError: The name does not resolve.
-        TimeoutError: It does not within `config.connect_timeout_s`.
+        socket.gaierror: The name does not resolve.
+        TimeoutError: It does not within 10 seconds.
         OSError: The port is taken (EADDRINUSE).
 
     Cancellation: the resources are closed.
@@ -573,7 +579,7 @@ async def create_server(
     await warm_up()
     found: list[Address] = []
     for each in hosts:
-        found += await resolve(each or None, number, config.connect_timeout_s)
+        found += await resolve(each or None, number, CONNECT_TIMEOUT_S)
     if family:
         v6 = family == socket.AF_INET6
         found = [address for address in found if (":" in address[0]) == v6]
@@ -581,8 +587,8 @@ async def create_server(
             msg = f"no address of {host!r} has the family {family}"
             raise ValueError(msg)
     addresses = choose(list(dict.fromkeys(found)), ipv6_only=family == socket.AF_INET6)
-    addresses = await require_device(addresses, config.connect_timeout_s)
-    await wait_for_port(addresses, config.connect_timeout_s)
+    addresses = await require_device(addresses, CONNECT_TIMEOUT_S)
+    await wait_for_port(addresses, CONNECT_TIMEOUT_S)
     server = RdmaServer(
         addresses, protocol_factory, backlog, config, ssl, times, limits or DEFAULT_LIMITS,
         listen=start_serving,

@@ -16,8 +16,7 @@ from collections.abc import Callable
 from aiordma._core import StreamState
 from aiordma.logs import log_of
 from aiordma.loop.workers import call_blocking
-from aiordma.memory.budget import Share, step_budget
-from aiordma.memory.memlock import FIRST
+from aiordma.memory.governor import FIRST, GROWTH, Member, growth_of_loop
 from aiordma.streams.plan import Plan
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
@@ -27,14 +26,13 @@ __all__ = ["StreamMemory"]
 
 _log = log_of("memory")
 _THEIRS = Access.LOCAL_WRITE | Access.REMOTE_WRITE
-_NEVER = (1 << 64) - 1
 _PATIENCE = 1024  # messages between two attempts to get a larger ring for sending
 
 
 class StreamMemory:
     """Registered memory of one stream; made by `register`.
 
-    Larger rings count in the budget of the loop (`memory.budget.step_budget`) until `leave`.
+    Larger rings have leases of the loop's budget (`governor.growth_of_loop`) until `leave`.
 
     Attributes:
         ring: Where the peer's bytes land.
@@ -50,7 +48,7 @@ class StreamMemory:
     """
 
     __slots__ = (
-        "_ask_at", "_pd", "_plan", "_release", "_share", "grown", "mapped", "own", "ring", "send",
+        "_ask_at", "_member", "_pd", "_plan", "_release", "grown", "mapped", "own", "ring", "send",
         "sources", "table", "views", "words",
     )  # fmt: skip
 
@@ -65,7 +63,7 @@ class StreamMemory:
         self._pd = pd
         self._plan = plan
         self._ask_at = 0  # completed messages, before a larger ring for sending is tried
-        self._share: Share | None = None
+        self._member: Member | None = None
         self._release: Callable[[], None] | None = None
         self.ring: MemoryRegion = ring
         self.table: MemoryRegion = table
@@ -104,7 +102,8 @@ class StreamMemory:
             for region in made:
                 region.close()
             raise
-        FIRST.count(plan.ring + plan.table + plan.own)
+        for region in made:
+            FIRST.count(region)
         return cls(pd, plan, *made)
 
     @property
@@ -113,28 +112,25 @@ class StreamMemory:
         return (self.ring, self.table, self.own, *self.mapped, *self.grown)
 
     def close(self) -> None:
-        """Deregister, once."""
+        """Deregister.  Idempotent."""
         for region in (*self.regions, *self.sources):
             region.close()
-        FIRST.count(-(self._plan.ring + self._plan.table + self._plan.own))
         if not self.grown:
             self.leave()
 
     def leave(self) -> None:
         """Count the larger rings no more; not before the queue pair is gone, which pins them."""
-        if self._share is not None and self._release is not None:
-            self._share.leave()
+        if self._member is not None and self._release is not None:
+            self._member.close()
             self._release()
 
     def widen_ring(self, state: StreamState) -> None:
         """Offer the peer a ring of full size, from the next time on that its first half is free."""
-        if state.dead:
+        if state.is_over:
             return
         region = self._larger(self._plan.config.receive_buffer_size, _THEIRS)
         if region is not None:
-            state.wider_addr, state.wider_rkey = region.addr, region.rkey
-            state.wider_size = region.length
-            state.grow_at = _NEVER
+            state.widen(region.addr, region.rkey, region.length)
 
     def widen_send(self, state: StreamState) -> bool:
         """Send from a ring of full size if the ring is full, and the peer has more room than it.
@@ -143,9 +139,7 @@ class StreamMemory:
             Whether there is a new ring.
         """
         size, there = self._plan.config.send_buffer_size, self.send
-        if state.send_free or len(there) >= size or state.left + state.spare_left <= len(there):
-            return False
-        if state.dead or state.progress < self._ask_at:
+        if len(there) >= size or state.progress < self._ask_at or not state.wants_send_ring():
             return False
         region = self._larger(size, Access.LOCAL_WRITE)
         if region is None:
@@ -157,16 +151,17 @@ class StreamMemory:
 
     def _larger(self, size: int, access: Access) -> MemoryRegion | None:
         """Register memory; None where there is none to be had."""
-        if self._share is None:
-            budget, self._release = step_budget()
-            self._share = budget.join(0)
-        if not self._share.take(size):
+        if self._member is None:
+            budget, self._release = growth_of_loop()
+            self._member = Member(budget, 0)
+        lease = self._member.lease(GROWTH, size)
+        if lease is None:
             return None
         try:
             region = MemoryRegion.slab(self._pd, size, access, clear=access is _THEIRS)
         except OSError as exc:
             _log.debug("a ring of %d bytes cannot be registered: %s", size, exc)
-            self._share.give(size)
+            lease.release()
             return None
         self.grown.append(region)
         self.views.append(region.view)

@@ -30,7 +30,7 @@ from aiordma.link.adapter_side import AdapterSide, Owner
 from aiordma.link.completions import Completions
 from aiordma.link.shared_queues import SharedQueues
 from aiordma.logs import Log, log_of
-from aiordma.rsocket.machine import Machine, Place, Post
+from aiordma.rsocket.machine import Machine, Place
 from aiordma.streams.plan import WORD_SIZE, Plan, plan_of
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_memory import StreamMemory
@@ -55,8 +55,8 @@ class StreamOwner(Owner, Protocol):
     def _on_word(self, word: int) -> None:
         """The peer has sent a word."""
 
-    def _on_sent(self, word: int) -> None:
-        """The message with this word has completed; messages do in the order of their posts."""
+    def _on_sent(self, words: list[int]) -> None:
+        """Messages have completed, with these words of control messages, in the order of posts."""
 
     def _on_flushed(self) -> None:
         """The peer's adapter has acknowledged the requests that were posted before `flush`."""
@@ -101,7 +101,7 @@ class StreamPort(AdapterSide):
             ring=(ring.addr, ring.rkey, ring.length),
             table=table.addr,
             send=(own.addr, plan.sending, own.lkey),
-            credits=config.recv_depth,
+            credits=plan.credits,
             send_depth=plan.sends - 1,
             iwarp=context.is_iwarp,
             inline_size=qp.limits.max_inline_data,
@@ -110,7 +110,7 @@ class StreamPort(AdapterSide):
         if spins := self.completions.spins(config, 1):
             self.state.spin_with(*spins)
         if plan.ring < config.receive_buffer_size:
-            self.state.grow_at = plan.ring
+            self.state.grow_after(plan.ring)
 
     @classmethod
     async def open(cls, cm_id: ConnectionId, config: StreamConfig) -> StreamPort:
@@ -149,12 +149,12 @@ class StreamPort(AdapterSide):
 
     def machine(self) -> Machine:
         """The protocol's side of this stream."""
-        ring, table, plan = self.memory.ring, self.memory.table, self.plan
+        ring, table = self.memory.ring, self.memory.table
         return Machine(
             ring=Place(ring.addr, ring.rkey, ring.length),
             table=Place(table.addr, table.rkey, table.length),
             memory=table.view,
-            send_depth=plan.sends - 1,
+            credits=self.plan.credits,
             iwarp=self.context.is_iwarp,
             state=self.state,
         )
@@ -170,8 +170,7 @@ class StreamPort(AdapterSide):
         own = self.memory.own
         words = own.addr + self.plan.words if self.context.is_iwarp else 0
         qp = int(ffi.cast("uintptr_t", self._qp_handle))
-        self.state.bind(qp, self.completions.id, words, own.lkey)
-        if code := self.state.fill(self.plan.receives):
+        if code := self.state.bind(qp, self.completions.id, words, own.lkey, self.plan.receives):
             raise os_error(code, "ibv_post_recv")
 
     @property
@@ -192,12 +191,12 @@ class StreamPort(AdapterSide):
     def __call__(self, record: WCRecord) -> None:
         """Take a completion that C leaves to Python."""
         if self.attached:
-            self.state.passed -= 1
+            self.state.seen()
         sub = (record[0] >> SUB_SHIFT) & 0xFFFF
         if sub & STREAM_RECV and not record[1]:
             self._received(sub & 0x7FFF, record)
         elif sub & STREAM_RECV:
-            self.state.posted -= 1
+            self.state.complete_receive(sub & 0x7FFF, True)
             self._failed(record)
         elif sub & STREAM_MESSAGE:
             self._completed(sub, record)
@@ -217,14 +216,10 @@ class StreamPort(AdapterSide):
     def _completed(self, sub: int, record: WCRecord) -> None:
         """A message has completed, and with it all before it."""
         failed = bool(record[1])
-        count = self.state.reach(sub)
-        for _ in range(count - failed):
-            word = self.state.retire()
-            if self._owner is not None:
-                self._owner._on_sent(word)
+        words = self.state.complete_send(sub, failed)
+        if self._owner is not None:
+            self._owner._on_sent(words)
         if failed:
-            if count:
-                self.state.drop()
             self._failed(record)
 
     def _received(self, slot: int, record: WCRecord) -> None:
@@ -234,7 +229,7 @@ class StreamPort(AdapterSide):
         else:
             word = ntohl(record[5])
             whole = bool(record[8] & _WITH_IMM)
-        code = self.state.used(slot)
+        code = self.state.complete_receive(slot, False)
         if code == errno.EPROTO:
             self.fail(ConnectionLostError(code, _OUT_OF_TURN))
             return
@@ -248,12 +243,6 @@ class StreamPort(AdapterSide):
         return "receive" if sub & STREAM_RECV else "send"
 
     # Posting
-
-    def post(self, post: Post) -> None:
-        """Send a control message."""
-        if self.closed or self.failure is not None:
-            return
-        self.check(self.state.control(post.word, post.wrs, post.payload, post.addr, post.key, True))
 
     def check(self, code: int) -> None:
         """Take the result of a function of stream.c: anything but 0 ends the connection."""
@@ -303,9 +292,9 @@ class StreamPort(AdapterSide):
 
         C counts the receives; all else that completes from now on is Python's.
         """
-        self.state.dead = True
-        if self.attached and not self.state.flushing:
-            self.state.flushing = True
+        if not self.attached:
+            self.state.end()
+        elif self.state.flush():
             self.completions.let_c_take(self.state, self._on_flush)
         super().to_error()
 

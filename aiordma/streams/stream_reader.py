@@ -92,7 +92,7 @@ class RdmaStreamReader(Uncopied, asyncio.StreamReader):
 
     def _wake(self) -> None:
         source = self._source()
-        if source is not None and source.state.waiter:
+        if source is not None and source.waiting:
             source.wake()
 
     def _source(self) -> Incoming | None:
@@ -109,7 +109,7 @@ class RdmaStreamReader(Uncopied, asyncio.StreamReader):
             and self._exception is None
             and not self._eof
             and self._waiter is None
-            and not (state := transport._in.state).waiter
+            and not (state := transport._in.state).waiting
         ):
             return state
         return None

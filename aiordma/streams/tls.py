@@ -103,8 +103,8 @@ async def start_tls(
 
     Raises:
         TypeError: No `SSLContext`, or no transport that TLS can use.
-        ssl.SSLError, OSError: The handshake failed, or the server had no place for it in time (see
-            `ListenerLimits.max_tls_handshakes`); the connection is closed.
+        ssl.SSLError, OSError: The handshake failed, or the server had no place for it in time
+            (docs/limits.md); the connection is closed.
 
     Cancellation: the connection is closed.
     """
@@ -139,6 +139,8 @@ async def start_tls(
         transport.close()
         for call in begun:
             call.cancel()
+        if not waiter.cancel() and not waiter.cancelled():
+            waiter.exception()  # of a connection that was lost before its turn
         raise
     finally:
         if place is not None:

@@ -125,8 +125,8 @@ class RdmaTransport(Uncopied, transports._FlowControlMixin):
         self._in = Incoming(port, self._machine, self)
         self._end = StreamEnd(port, self._machine, config)
         state = port.state
-        state.handler, state.run, state.rest = self, self._context.run, self._write
-        state.elsewhere = functools.partial(check_thread, loop, "stream")
+        elsewhere = functools.partial(check_thread, loop, "stream")
+        state.attach(self, self._context.run, self._write, elsewhere)
         if type(self).write is RdmaTransport.write:
             self.write = state.write  # type: ignore[method-assign, assignment]  # a call of Python less
         name = "idle_timeout_s of this side's StreamConfig"
@@ -196,7 +196,6 @@ class RdmaTransport(Uncopied, transports._FlowControlMixin):
     # From the port, in the midst of a drain
 
     def _on_word(self, word: int) -> None:
-        self._port.state.alive = True
         if self._protocol is None and not self._over:
             # A word can come before ESTABLISHED is read, or after that event got lost.
             self._port.cm_id.notify_established()
@@ -207,8 +206,9 @@ class RdmaTransport(Uncopied, transports._FlowControlMixin):
             return
         self._after_drain()
 
-    def _on_sent(self, word: int) -> None:
-        self._machine.completed(word)
+    def _on_sent(self, words: list[int]) -> None:
+        for word in words:
+            self._machine.completed(word)
         self._after_drain()
 
     def _on_flushed(self) -> None:
@@ -259,8 +259,7 @@ class RdmaTransport(Uncopied, transports._FlowControlMixin):
     # From the timer
 
     def _was_alive(self) -> bool:
-        alive, self._port.state.alive = self._port.state.alive, False
-        return alive
+        return self._port.state.was_alive()
 
     def _on_interval(self, *, silent: bool) -> None:
         config = self._config
@@ -271,8 +270,7 @@ class RdmaTransport(Uncopied, transports._FlowControlMixin):
         # Not a quarter: a look may be late, and the next look in time.
         if config.idle_timeout_s is not None and now() - self._shown >= config.idle_timeout_s / 5:
             self._shown = now()
-            self._machine.show_life()
-            self._out.control()
+            self._port.check(self._machine.show_life())
 
     # The work
 
@@ -299,7 +297,6 @@ class RdmaTransport(Uncopied, transports._FlowControlMixin):
         if not self._reading:
             return
         if self._machine.opened and not self._port.attached:
-            self._machine.begin()
             self._port.attach()
         try:
             self._out.control()
@@ -457,9 +454,11 @@ class RdmaTransport(Uncopied, transports._FlowControlMixin):
             self._maybe_pause_protocol()
 
     def _gate(self) -> None:
-        """Whether `write` may leave everything to C."""
-        self._port.state.held = bool(
-            self._out.size or self._closing or self._out.ended or self._over or self._end.cause
+        """Say whether `write` may leave everything to C."""
+        self._port.state.hold(
+            bool(
+                self._out.size or self._closing or self._out.ended or self._over or self._end.cause
+            )
         )
 
     def write_eof(self) -> None:
@@ -635,7 +634,7 @@ class RdmaTransport(Uncopied, transports._FlowControlMixin):
         """Release the parts: everything was given back, and no callback follows."""
         vars(self).pop("write", None)
         self._in.part()
-        self._port.state.rest = functools.partial(_written_late, weakref.ref(self))
+        self._port.state.refuse_writes(functools.partial(_written_late, weakref.ref(self)))
 
     # Others
 
@@ -710,7 +709,7 @@ class RdmaTransport(Uncopied, transports._FlowControlMixin):
 
     def poison_after_fork(self) -> None:
         """In a forked child: a `write` that was kept refuses, as the others do."""
-        self._port.state.rest = _written_in_a_child
+        self._port.state.refuse_writes(_written_in_a_child)
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Call another protocol from now on; `pause_writing` at once, if too many bytes wait.

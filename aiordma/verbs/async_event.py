@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import itertools
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,11 +31,13 @@ from aiordma.loop import fork, registry
 from aiordma.loop.pump import FdPump
 from aiordma.loop.raised import ENDS_THE_LOOP, throw
 from aiordma.loop.uncopied import Uncopied
-from aiordma.loop.weak_table import WeakTable
+from aiordma.loop.weak import living
 from aiordma.verbs.context import Context, copy_of
 from aiordma.verbs.enums import AsyncEventType
 
-__all__ = ["AsyncEvent", "DeviceEvents", "Queue", "enroll", "next_token", "subscribe", "watch"]
+__all__ = [
+    "AsyncEvent", "DeviceEvents", "Queue", "dismiss", "enroll", "next_token", "subscribe", "watch",
+]  # fmt: skip
 
 _log = log_of()
 
@@ -72,7 +75,8 @@ class Queue(Protocol):
 
 
 _tokens = itertools.count(1)
-_queues: WeakTable[Queue] = WeakTable()
+# Not `weakref.WeakValueDictionary`, in which a reference needs a callback: each connection has one.
+_queues: dict[int, weakref.ref[Queue]] = {}
 
 
 def next_token() -> int:
@@ -81,8 +85,13 @@ def next_token() -> int:
 
 
 def enroll(token: int, queue: Queue) -> None:
-    """Have the events of the C object with this number go to `queue`, as long as it lives."""
-    _queues[token] = queue
+    """Have the events of the C object with this number go to `queue`, while it lives."""
+    _queues[token] = weakref.ref(queue)
+
+
+def dismiss(token: int) -> None:
+    """Undo `enroll`, as the C object is destroyed.  In any thread."""
+    _queues.pop(token, None)
 
 
 class _Subscription(NamedTuple):
@@ -156,13 +165,14 @@ def _tell(queue: Queue, event: AsyncEvent) -> None:
 
 
 def _tell_queue(token: int, event: AsyncEvent) -> None:
-    queue = _queues.get(token) if token else None
+    reference = _queues.get(token)
+    queue = None if reference is None else reference()
     if queue is not None:
         _tell(queue, event)
 
 
 def _tell_all_queues(event: AsyncEvent) -> None:
-    for queue in _queues.values():
+    for queue in living(_queues.copy().values()):
         if queue._device is event.context:
             _tell(queue, event)
 

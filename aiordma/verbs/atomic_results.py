@@ -35,7 +35,7 @@ class AtomicResults:
             if request.opcode not in ATOMICS:
                 continue
             (piece,) = request.sg_list
-            view = piece.mr._view
+            view = piece.mr._look()
             if view is None or view.readonly:
                 continue
             mark = os.urandom(8)
@@ -50,7 +50,7 @@ class AtomicResults:
             operation: Its name, if it is none of a list.
 
         Raises:
-            AtomicResultLostError: The first that is not.
+            ResultLostError: The first that is not.
         """
         for index, result, mark in self._marked.values():
             if result == mark:

@@ -6,8 +6,7 @@ Theory of operation
     completions.  Several connections may complete in one queue, so that these waits are counted;
     the end of the last has the queue armed for solicited completions again.
 
-    A connection that is collected is closed in any thread, so that counting takes a lock; the
-    thread that has the lock may be the thread that collects.
+    A connection that is collected is closed in any thread: each count is changed by one call of C.
 """
 
 from __future__ import annotations
@@ -16,15 +15,11 @@ from typing import TYPE_CHECKING
 
 from aiordma._ffi import lib
 from aiordma._ffi.check import check_errno
-from aiordma.loop import fork
 
 if TYPE_CHECKING:
     from aiordma.verbs.cq import CompletionQueue
 
-__all__ = ["ARMED_FOR_ALL", "expect", "listen", "unlisten"]
-
-ARMED_FOR_ALL = 1  # as QueueState.armed has it
-_counts = fork.new_lock()
+__all__ = ["expect", "listen", "unlisten"]
 
 
 def listen(cq: CompletionQueue) -> bool:
@@ -37,26 +32,21 @@ def listen(cq: CompletionQueue) -> bool:
         OSError: The queue cannot be armed.
     """
     own = cq._aio
-    with _counts:
-        own.listeners += 1
-        own.solicited = 0
-    if own.armed == ARMED_FOR_ALL or not own.managed or cq.closed:
+    own.listen()
+    if own.armed_for_all or not own.managed or cq.closed:
         return bool(own.listeners == 1)
-    before, own.armed = own.armed, ARMED_FOR_ALL
+    own.note_arming(True)
     try:
         check_errno(lib.ibv_req_notify_cq(cq._require(), 0), "ibv_req_notify_cq")
     except OSError:
-        own.armed = before
+        own.note_arming(False)
         raise
     return True
 
 
 def unlisten(cq: CompletionQueue) -> None:
     """Undo one `listen`, from the next arming of the queue on."""
-    own = cq._aio
-    with _counts:
-        own.listeners -= 1
-        own.solicited = int(not own.listeners)
+    cq._aio.unlisten()
 
 
 def expect(cq: CompletionQueue, change: int) -> None:
@@ -64,5 +54,4 @@ def expect(cq: CompletionQueue, change: int) -> None:
 
     The reason is at `drain_once` in _core/drain.c.
     """
-    with _counts:
-        cq._aio.arm_late += change
+    cq._aio.want_arm_late(change)

@@ -308,11 +308,11 @@ class BringUp(Uncopied):
             TypeError: Not a `QPAddress`, or none for RC and UC.
             ValueError: An address for datagrams.
             ConnectTimeoutError: The neighbor did not answer in time.
-            ResourceBusyError: The kernel is still busy with another call, which may have ended.
+            RdmaOSError: The kernel is still busy with another call, which may have ended (EBUSY).
             OSError: The device refused (EINVAL), or no way leads to the peer.
 
         Cancellation, and every error: the queue pair stays on its way; close it, or start again
-        with `qp.modify(qp_state=QPState.RESET)`, which raises ResourceBusyError for as long as the
+        with `qp.modify(qp_state=QPState.RESET)`, which raises RdmaOSError for as long as the
         kernel looks for the neighbor.
         """
         check_seconds("timeout", timeout, zero=True, none=False)

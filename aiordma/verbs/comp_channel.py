@@ -1,30 +1,28 @@
 """CompletionChannel: one descriptor that becomes readable when any of its CQs has completions.
 
 Theory of operation
-    The channel is drained by one C call per wake-up (`Drain`, where the order of arm, poll and
-    acknowledge is explained).  Its completions come back as a list; ids that the channel's slot
-    table made are dispatched to their waiters, all others belong to callers that post with ids of
-    their own and go to the CQ's queue.
+    When the descriptor is readable, one C call drains the channel (`Drain`, which explains the
+    order of arming, polling and acknowledging).  C handles most completions of connections and
+    streams itself, and they never become Python objects.  The others are returned as a list.  If
+    a wr_id was made by the slot table of the channel, its completion is dispatched to the sink in
+    the table.  All other ids belong to callers that post with ids of their own, and their
+    completions are added to the queue of the CQ.
 
-    Dispatch never runs user code and never raises: it completes futures and calls sinks of this
-    library.  A sink that raises is reported to the loop and the drain goes on.
+    Dispatching never runs code of the program and never raises.  It completes futures and calls
+    sinks of this library; if a sink raises, this is reported to the loop, and dispatching goes on.
+    A sink that has to run code of the program passes a function to `after_drain`, which is called
+    when all completions have been dispatched, in the same iteration of the loop.
 
-    A receive of a shared receive queue completes in the CQ of the queue pair that took it, so that
-    its id names the shared queue, not an entry of a channel's table.
+    A receive of a shared receive queue completes in the CQ of the queue pair that has used it.  So
+    its id names the shared queue, and not an entry of a channel's table.
 
-    A sink that has to run code of the program passes a function to `after_drain`.  It runs when all
-    completions of the wake-up have been dispatched, within the same turn of the loop.
-
-    Most completions of connections and streams never become objects: C takes them (`Drain`), and
-    calls Python once a wake-up for the events of all connections.
-
-    A CQ that no task awaits is only reported (`get_cq_event`): its owner polls it.
+    The loop does not poll a CQ that no task awaits.  It only reports the event (`get_cq_event`),
+    and the program polls.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import functools
 import weakref
 from collections import deque
@@ -34,7 +32,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from aiordma._core import Drain, Poller, Readable, Spin
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_pointer
-from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
+from aiordma.errors import ResourceClosedError, busy_error, os_error
 from aiordma.logs import log_of
 from aiordma.loop import registry
 from aiordma.loop.pump import FdPump
@@ -42,9 +40,8 @@ from aiordma.loop.raised import ENDS_THE_LOOP, report
 from aiordma.loop.running import resumes_tasks
 from aiordma.loop.slots import TAG, TAG_SHIFT, SlotTable, sub_index
 from aiordma.loop.wait_line import WaitLine
-from aiordma.loop.weak_table import WeakTable
+from aiordma.loop.weak import living
 from aiordma.verbs import async_event
-from aiordma.verbs.attention import ARMED_FOR_ALL
 from aiordma.verbs.context import Context
 from aiordma.verbs.resource import Resource, ResourceState
 from aiordma.verbs.safety import Safety, address_of
@@ -88,25 +85,25 @@ MANAGED = (
 )
 
 #: As `Drain.sweep` has it.
-_Swept = tuple[int, int, list[Any], bool]
+Swept = tuple[int, int, list[Any], bool]
 
 _log = log_of()
 _BUDGET = 256  # completions a wake-up may take before other tasks have a turn
 
 
 def refuse_unacknowledged(events: int) -> None:
-    """Refuse to close an object that has returned events which are not acknowledged.
+    """Refuse to close an object if events that it has returned were not acknowledged.
 
     Raises:
-        ResourceBusyError: There are such events.
+        RdmaOSError: EBUSY, there are such events.
     """
     if events:
         msg = f"{events} completion events are not acknowledged"
-        raise ResourceBusyError(errno.EBUSY, msg)
+        raise busy_error(msg)
 
 
 def route(record: WCRecord, table: SlotTable[Sink], cq: CompletionQueue | None) -> None:
-    """Pass a completion to the sink of its request; a stale completion has no sink."""
+    """Pass a completion to the sink of its request; a stale completion has none, and is dropped."""
     wr_id = record[0]
     tag = wr_id >> TAG_SHIFT
     if tag == TAG:
@@ -144,10 +141,10 @@ class CompletionChannel(Resource):
         self.context: Context = context
         # Waiters of every CQ of this channel, by wr_id.
         self.table: SlotTable[Sink] = SlotTable()
-        #: Completions that raised no event, so that only the safety poll found them: the kernel
-        #: drops events when it has no memory for them.
+        #: How many completions were only found by the safety poll, because the kernel drops events
+        #: when it has no memory for them.
         self.lost_events: int = 0
-        self._cqs: WeakTable[CompletionQueue] = WeakTable()
+        self._cqs: weakref.WeakValueDictionary[int, CompletionQueue] = weakref.WeakValueDictionary()
         #: Takes its events and completions; those of connections and streams never get to Python.
         self.drain: Drain = Drain(int(ffi.cast("uintptr_t", handle)), _BUDGET)
         self._deferred: deque[Callable[[], None]] = deque()
@@ -162,16 +159,16 @@ class CompletionChannel(Resource):
         super().__init__(handle, (context,))
 
     def fileno(self) -> int:
-        """The descriptor; owned by the channel."""
+        """The descriptor, which belongs to the channel."""
         return int(self._require().fd)
 
     def _attach(self) -> None:
-        """Register with the running loop, once; the channel then belongs to that loop."""
+        """Register the descriptor with the running loop, to which the channel then belongs."""
         loop = asyncio.get_running_loop()
         if self._failure is not None:
             raise self._failure
         if self._pump is None:
-            # The failure of a queue is reported on the device's descriptor, not on the channel's.
+            # The failure of a queue is reported on the descriptor of the device, not on this one.
             self._unwatch = async_event.watch(self.context)
             self._loop = loop
             self._pump = FdPump(
@@ -181,17 +178,16 @@ class CompletionChannel(Resource):
         elif self._pump.loop is not loop:
             msg = "the completion channel belongs to another event loop"
             raise RuntimeError(msg)
-        self.drain.soon = resumes_tasks(loop)
+        self.drain.resume_by_loop(resumes_tasks(loop))
 
     # Completions
 
     def _on_readable(self) -> bool:
         # Mostly by way of `Readable`, which has drained already, and leaves the rest to this.
-        self.drain.draining = True
         try:
             done = self.drain.drain()
         except ENDS_THE_LOOP as exc:
-            # The other events of this drain are for the next turn of the loop.
+            # The loop is going to end.  Deliver the other events when it runs again.
             self._report(exc)
             self._tell_later()
             self._run_deferred()
@@ -207,7 +203,7 @@ class CompletionChannel(Resource):
 
     def _dispatch_all(self) -> bool:
         """Dispatch the completions of a drain; return whether there is more."""
-        # Polled completions are gone from the adapter: copy them before a dispatch drains again.
+        # Fetch all results first, because dispatching may drain again, which overwrites them.
         segments, more, error, call = self.drain.result()
         for token, records in segments:
             cq = self._cqs.get(token)
@@ -223,28 +219,28 @@ class CompletionChannel(Resource):
         return more
 
     def _tell(self) -> None:
-        """Call the owners of states that have events."""
+        """Deliver the events of connections and streams to their owners."""
         try:
             self.drain.deliver()
         finally:
             self._tell_later()
 
     def _tell_later(self) -> None:
-        """Call the other owners in the next turn of the loop."""
+        """Deliver the remaining events in the next iteration of the loop."""
         if self.drain.undelivered and (loop := self._home) is not None:
             loop.call_soon(self._tell)
 
     def after_drain(self, function: Callable[[], None]) -> None:
-        """For sinks: run `function` once the drain is over; from elsewhere, in the next turn.
+        """Call `function` when the present drain is over, or in the next iteration of the loop.
 
-        It may run the program's code: its exception is reported.  SystemExit and KeyboardInterrupt
-        end the loop instead, and the remaining functions are left to the next turn.
+        The function may run code of the program.  If it raises, this is reported to the loop; only
+        SystemExit and KeyboardInterrupt end the loop, and the remaining functions are called when
+        it runs again.
         """
-        if self.drain.draining:
+        if self.drain.defer():
             self._deferred.append(function)
-            self.drain.deferred = True
         else:
-            # Also of a channel that has failed and has no pump: its connections get the reason.
+            # This may be a channel that has failed: its connections still have to be told why.
             assert self._loop is not None
             self._loop.call_soon(function)
 
@@ -258,7 +254,7 @@ class CompletionChannel(Resource):
                     if isinstance(exc, ENDS_THE_LOOP):
                         break
         finally:
-            self.drain.draining = self.drain.deferred = False
+            self.drain.finish()
             while self._deferred:
                 self.after_drain(self._deferred.popleft())
 
@@ -267,9 +263,9 @@ class CompletionChannel(Resource):
         CompletionChannel.all_lost_events += missed
 
     def _kick(self) -> None:
-        """Take the events that the descriptor still has."""
+        """Process the events that are waiting in the descriptor."""
         if self._pump is not None:
-            self.drain.spare = 0
+            self.drain.take_all()
             self._pump.kick()
 
     def _dispatch(self, records: list[Any], cq: CompletionQueue | None) -> None:
@@ -287,11 +283,11 @@ class CompletionChannel(Resource):
         report(loop, exc, "aiordma: dispatching a completion failed")
 
     def _on_failure(self, exc: Exception) -> None:
-        """The descriptor cannot be read any more, mostly because the device is gone."""
+        """Fail everything, because the descriptor cannot be read; usually the device is gone."""
         self._report(exc)
         self._failure = exc
         if self._loop is not None:
-            registry.retire(self, self._loop)  # new connections need one that works
+            registry.retire(self, self._loop)  # new connections are to make another channel
         self._end_spins()
         self.drain.forget(0)
         for sink in self.table.entries():
@@ -299,17 +295,25 @@ class CompletionChannel(Resource):
                 sink.fail(exc)
             except BaseException as failed:
                 self._report(failed)
-        for cq in self._cqs.values():
+        for cq in living(self._cqs.valuerefs()):
             cq._fail(lambda: exc)
+            if cq.managed and not cq.closed:  # a queue that the program polls still works
+                cq._break_users(lambda: exc)
         self._waiters.fail(lambda: exc)
 
-    def _sweep(self, cq: CompletionQueue, found: _Swept | None = None) -> tuple[int, int, int]:
-        """Poll one managed CQ without an event; how many it found, lack one, and were Python's.
+    def _sweep(self, cq: CompletionQueue, found: Swept | None = None) -> tuple[int, int, int]:
+        """Poll one managed CQ without an event, and dispatch its completions.
 
-        `found` is the result of a first poll by C.
+        It takes at most as many completions as the queue has room for, which includes all that were
+        there at the beginning.  So a peer that sends fast cannot keep the loop here.
 
-        At most as many as the queue has room for, which is all that was there when it began: a
-        peer that sends faster than they are dispatched must not keep the loop here.
+        Args:
+            cq: The queue.
+            found: The result of a first poll, if C has polled it already.
+
+        Returns:
+            How many completions there were; how many of them should have raised an event; and how
+            many were dispatched in Python.
         """
         polled = missed = dispatched = 0
         for _ in range(0 if cq.closed else cq._room.size // _BUDGET + 1):
@@ -318,8 +322,9 @@ class CompletionChannel(Resource):
                 break
             count, arrived, records, more = swept
             polled += count
-            # Own sends may lie there without an event; messages of the peer may not.
-            missed += count if cq._aio.armed == ARMED_FOR_ALL else arrived
+            # If the queue is armed for solicited completions, only messages of the peer should
+            # have raised an event, and not completions of own sends.
+            missed += count if cq._aio.armed_for_all else arrived
             dispatched += len(records)
             self._dispatch(records, cq)
             if cq.closed or not more:
@@ -329,13 +334,13 @@ class CompletionChannel(Resource):
         return polled, missed, dispatched
 
     def _spin(self, cq: CompletionQueue, bound_s: float, *, adaptive: bool, yields: bool) -> Spin:
-        """Return how waits for completions of a queue begin with polling (poller.c).
+        """Return a Spin, with which waits for completions of a queue begin by polling (poller.c).
 
         Args:
-            cq: The queue, of this channel.
-            bound_s: Seconds of polling, at most.
-            adaptive: Whether it is polled only while recent waits were shorter.
-            yields: Whether other processes get the processor between two polls.
+            cq: A queue of this channel.
+            bound_s: How long to poll at most, in seconds.
+            adaptive: Whether to poll only while recent waits were shorter than that.
+            yields: Whether to yield the processor to other processes between two polls.
         """
         self._attach()
         poller = self.drain.poller
@@ -344,14 +349,15 @@ class CompletionChannel(Resource):
             assert self._loop is not None
             turn = Readable(self.drain, self._pump.kick).spin
             ask = functools.partial(self._loop.call_soon, turn)
-            poller = self.drain.poller = Poller(ask, yields)
-        poller.yields = yields
+            poller = Poller(ask)
+            self.drain.poll_with(poller)
         handle = int(ffi.cast("uintptr_t", cq._require()))
-        return Spin(poller, cq._aio, handle, max(1, round(bound_s * 1e9)), adaptive)
+        bound_ns = max(1, round(bound_s * 1e9))
+        return Spin(poller, cq._aio, handle, bound_ns, adaptive, yields)
 
     def _end_spins(self) -> None:
         if self.drain.poller is not None:
-            self.drain.poller.ask = None
+            self.drain.poller.stop()
 
     # jVerbs-style notification
 
@@ -360,24 +366,24 @@ class CompletionChannel(Resource):
         self._waiters.grant(None)
 
     def _check_by_hand(self) -> None:
-        """Refuse a wait that could not end; a channel without queues may still get some."""
-        served = [cq.managed for cq in self._cqs.values() if not cq.closed]
+        """Refuse a wait that could never end.  A channel without queues may still get some."""
+        served = [cq.managed for cq in living(self._cqs.valuerefs()) if not cq.closed]
         if served and all(served):
             raise RuntimeError(MANAGED)
 
     async def get_cq_event(self, timeout: float | None = None) -> CompletionQueue | None:
-        """Wait until one of the channel's CQs is notified; the CQ, or None after `timeout`.
+        """Wait for the event of a CQ, and return the CQ (`ibv_get_cq_event(3)`).
 
         Args:
-            timeout: Seconds; None or a negative number waits without limit.
+            timeout: Seconds, after which None is returned; None or a negative number: no limit.
 
-        The event has to be acknowledged with `CompletionQueue.ack_events`, and the next event asked
-        for with `req_notify`.  Only for CQs that are polled by hand: the loop serves awaited CQs.
-        `ibv_get_cq_event(3)`.
+        The event has to be acknowledged with `CompletionQueue.ack_events`, and the next one
+        requested with `req_notify`.  This is only for CQs that are polled by hand; the event loop
+        takes the events of others.
 
         Raises:
-            RuntimeError: The loop serves every queue of the channel, so that no event can come;
-                also of a wait during which the last of them is awaited.
+            RuntimeError: The loop takes the events of all queues of the channel, so none can come.
+                This may also begin during the wait, when the last queue is awaited.
 
         Cancellation: safe; no event is lost.
         """
@@ -401,9 +407,10 @@ class CompletionChannel(Resource):
     # Life
 
     def poison_after_fork(self) -> None:
-        """In a forked child: nothing is drained any more."""
+        """Drain nothing any more in a forked child."""
         if self._state is not ResourceState.FORKED:
-            self.drain.stopped = True  # the loop may run on there; `super()` hides it
+            # The loop may still run in the child.  Before `super()`, after which nothing works.
+            self.drain.stop()
         super().poison_after_fork()
 
     @property
@@ -420,7 +427,7 @@ class CompletionChannel(Resource):
         self._waiters.fail(lambda: ResourceClosedError("the completion channel was closed"))
 
     def _forget(self, cq: CompletionQueue) -> None:
-        """A CQ was closed: give back the event that an unfinished drain may hold of it."""
+        """Forget a CQ that was closed, and acknowledge the event of an unfinished drain."""
         self.drain.forget(address_of(cq))
         self._safety.forget(cq)
         while cq in self._notified:
@@ -428,14 +435,18 @@ class CompletionChannel(Resource):
         self._stop_unused()
 
     def _stop_unused(self) -> None:
-        """Take the reader off the loop once the channel and its last CQ are closed.
+        """Remove the reader from the loop once the channel and its last CQ are closed.
 
-        Not with the channel alone: where it is closed before its CQ, flushes still come in
-        through it.  Not at the destruction: that is done by another thread, and the descriptor
-        has to leave the loop before it is closed.
+        Not when the channel alone is closed, because flushed requests of its CQs still arrive
+        through it.  And not when it is destroyed, because another thread does that, and the
+        descriptor has to be removed from the loop before it is closed.
         """
-        if self.closed and self._pump is not None and all(cq.closed for cq in self._cqs.values()):
-            self.drain.stopped = True
+        if (
+            self.closed
+            and self._pump is not None
+            and all(cq.closed for cq in living(self._cqs.valuerefs()))
+        ):
+            self.drain.stop()
             self._pump.close()
             self._safety.stop()
             self._loop = None  # the thread that destroys the channel must not keep it alive
@@ -448,7 +459,7 @@ class CompletionChannel(Resource):
 
 
 def shared_completions(context: Context) -> tuple[CompletionChannel, Callable[[], None]]:
-    """The channel that all connections of the running loop on a device share, and its release."""
+    """The channel that connections of the running loop and a device share, and its release."""
     return registry.acquire(
         ("completions", id(context)), functools.partial(CompletionChannel, context)
     )

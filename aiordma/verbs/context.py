@@ -15,7 +15,7 @@ from aiordma._ffi.check import check_errno, check_minus_one, check_negative
 from aiordma._ffi.newer import newer
 from aiordma.arguments import fitting
 from aiordma.errors import os_error
-from aiordma.loop.kept import Kept
+from aiordma.loop.bounded_cache import BoundedCache
 from aiordma.verbs.enums import (
     MTU,
     AtomicCap,
@@ -140,7 +140,7 @@ class DeviceClock:
     frequency_khz: int
 
 
-_borrowed_contexts: weakref.WeakValueDictionary[int, Context] = weakref.WeakValueDictionary()
+_borrowed_contexts: dict[int, weakref.ref[Context]] = {}
 
 
 # Names of the drivers, by vendor.
@@ -158,7 +158,7 @@ class Context(Resource):
         is_iwarp: Whether the connecting side has to send first and immediates do not exist.
     """
 
-    __slots__ = ("_attributes", "_borrowed", "_kept", "_name", "_transport", "is_iwarp")
+    __slots__ = ("_attributes", "_borrowed", "_cache", "_name", "_transport", "is_iwarp")
 
     def __init__(self, handle: Any, *, borrowed: bool = False) -> None:
         self._borrowed = borrowed
@@ -167,16 +167,18 @@ class Context(Resource):
         self._transport: TransportType | None = None
         self.is_iwarp: bool = handle.device.transport_type == _IWARP
         #: Values that follow from the device, which each new connection would ask for again.
-        self._kept: Kept[Hashable, Any] = Kept()
+        self._cache: BoundedCache[Hashable, Any] = BoundedCache()
         super().__init__(handle)
 
     @classmethod
     def borrow(cls, handle: Any) -> Context:
         """The one Context object for `handle`, a `struct ibv_context` that librdmacm owns."""
         address = int(ffi.cast("uintptr_t", handle))
-        context = _borrowed_contexts.get(address)
+        reference = _borrowed_contexts.get(address)
+        context = None if reference is None else reference()
         if context is None or context.closed:
-            context = _borrowed_contexts[address] = cls(handle, borrowed=True)
+            context = cls(handle, borrowed=True)
+            _borrowed_contexts[address] = weakref.ref(context)
         return context
 
     def _destroy(self, handle: Any) -> None:

@@ -1,21 +1,21 @@
-"""CompletionQueue: where finished work requests land.
+"""CompletionQueue: the queue of completed work requests.
 
-An overrun loses completions, and their tasks would wait for ever.  So the queue counts the possible
-completions: each queue pair promises the depths that it was made with, a shared receive queue its
-own depth, once, however many of its queue pairs complete here.  A promise beyond the room grows
-the queue, or is refused.  A queue pair whose slots come with its traffic is promised room for all
-of them, and the queue grows when they come.  If it overruns all the same (a device may have
-faults), the program finds the queue, and every queue pair on it, failed.
+If a completion queue overruns, completions are lost, and their tasks would wait forever.  So the
+queue reserves room for all completions that are possible: for each queue pair, the depths of its
+queues; for a shared receive queue, its depth, once, however many of its queue pairs complete here.
+If there is not enough room, the queue grows, or the reservation is refused.  A queue pair that
+begins with few slots reserves room for all that it can get, but the queue grows only when it gets
+them.  Should the queue overrun all the same, through a fault of the device, the queue and all its
+queue pairs fail.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from aiordma._core import QueueState
 from aiordma._ffi import ffi, lib
@@ -25,8 +25,7 @@ from aiordma.errors import device_error, os_error, queue_error
 from aiordma.loop import fork
 from aiordma.loop.slots import SlotTable
 from aiordma.loop.wait_line import WaitLine
-from aiordma.verbs.async_event import AsyncEvent, enroll, next_token
-from aiordma.verbs.attention import ARMED_FOR_ALL
+from aiordma.verbs.async_event import AsyncEvent, dismiss, enroll, next_token
 from aiordma.verbs.comp_channel import (
     MANAGED,
     CompletionChannel,
@@ -62,7 +61,14 @@ _REFUSED: list[QueueState] = []
 
 
 class _Room:
-    """Completions: that a queue has room for, the device's limit, promised and expected ones."""
+    """The room of a queue, counted in completions.
+
+    Attributes:
+        size: How many the queue has room for now.
+        most: The limit of the device.
+        promised: How many were reserved.
+        expected: How many of these have to have room now; the queue can grow for the others.
+    """
 
     __slots__ = ("expected", "most", "promised", "size")
 
@@ -72,7 +78,7 @@ class _Room:
         self.promised = self.expected = 0
 
     def needed(self, depth: int, expected: int) -> int:
-        """The room that the queue has to have for so many more promised and expected ones."""
+        """The size that the queue needs for another reservation."""
         promised = self.promised + depth
         if promised <= self.most or promised <= self.size:
             return self.expected + expected  # the queue can grow for the others
@@ -84,27 +90,28 @@ class CompletionQueue(Resource):
 
     A queue is used in one of two ways:
 
-    - managed: from the first awaited operation or `async for` on, the loop drains it; `poll`
-      then returns the completions that the loop has kept.
-    - by hand: `poll` alone, or `req_notify`, `CompletionChannel.get_cq_event`, `poll`,
-      `ack_events`.  A managed queue raises no events for these, so that both refuse it.
+    - Managed: from the first awaited operation or `async for` on, the event loop polls the queue,
+      and `poll` returns completions that nobody has awaited.
+    - By hand: with `poll` alone, or with `req_notify`, `CompletionChannel.get_cq_event`, `poll` and
+      `ack_events`.  The loop takes the events of a managed queue, so `req_notify` and
+      `get_cq_event` refuse such a queue.
 
     Args:
         context: The device.
-        cqe: Least number of completions that it has room for.  The send and receive depths of its
-            queue pairs, and the depths of their shared receive queues, must fit: it grows for
-            them where the device can do that.
-        channel: Completion channel; without one the queue can only be polled.
-        comp_vector: Completion vector, 0 to `context.num_comp_vectors - 1`: which of the
-            adapter's interrupts its events use.
+        cqe: The smallest number of completions to have room for.  The send and receive depths of
+            the queue pairs, and the depths of their shared receive queues, have to fit; the queue
+            grows for them if the device supports that.
+        channel: The completion channel; without one the queue can only be polled.
+        comp_vector: The completion vector, 0 to `context.num_comp_vectors - 1`, which selects the
+            interrupt of the adapter for its events.
 
     Raises:
         ValueError: `cqe` is not positive, or there is no such completion vector.
-        OSError: Above the device's limit (EINVAL).
+        OSError: EINVAL, `cqe` exceeds the limit of the device.
     """
 
     __slots__ = (
-        "_aio", "_error", "_queue", "_room", "_scratch", "_token", "_unacked", "_users", "_waiters",
+        "_aio", "_error", "_queue", "_room", "_scratch", "_token", "_unacked", "_waiters",
         "channel", "context", "table",
     )  # fmt: skip
 
@@ -140,7 +147,6 @@ class CompletionQueue(Resource):
         self._unacked = 0
         # Makes the exception that ended it: one object raised many times would collect tracebacks.
         self._error: Callable[[], BaseException] | None = None
-        self._users: dict[int, weakref.ref[QueuePair]] = {}
         super().__init__(handle, (context,) if channel is None else (context, channel))
         if channel is not None:
             channel._cqs[self._token] = self
@@ -153,23 +159,24 @@ class CompletionQueue(Resource):
 
     @property
     def cqe(self) -> int:
-        """Room for completions, at least as many as were asked for."""
+        """How many completions the queue has room for, at least as many as were requested."""
         self._require()
         return self._room.size
 
     @property
     def managed(self) -> bool:
-        """Whether the loop drains the queue."""
+        """Whether the event loop polls the queue."""
         return bool(self._aio.managed)
 
     def manage(self, *, solicited_only: bool = False, unused: bool = False) -> None:
-        """Have the running loop drain the queue from now on.  Idempotent; not undone.
+        """Have the running event loop poll the queue from now on.  Idempotent; cannot be undone.
 
         Args:
-            solicited_only: Wake the loop only for messages whose sender asked for it
-                (`SendFlags.SOLICITED`).  Other completions are found with them, or within a second.
-                For queues of receives: no completion of an own send is solicited.
-            unused: Nothing can have completed yet.
+            solicited_only: Whether to wake the loop only for messages whose sender asks for it
+                (`SendFlags.SOLICITED`).  Other completions are found together with those, or by a
+                regular poll.  This is for queues of receives, because the completion of an own
+                send is never solicited.
+            unused: Whether it is certain that nothing has completed yet.
 
         Raises:
             ValueError: The queue has no completion channel.
@@ -181,15 +188,13 @@ class CompletionQueue(Resource):
             msg = "only a completion queue with a channel can be awaited"
             raise ValueError(msg)
         self.channel._attach()
-        solicited_only = solicited_only and not self._aio.listeners
-        self._aio.managed, self._aio.solicited = 1, int(solicited_only)
-        self._aio.armed = 0 if solicited_only else ARMED_FOR_ALL
-        check_errno(lib.ibv_req_notify_cq(handle, self._aio.solicited), "ibv_req_notify_cq")
+        solicited_only = self._aio.manage(solicited_only)
+        check_errno(lib.ibv_req_notify_cq(handle, solicited_only), "ibv_req_notify_cq")
         if not unused:
-            # Completions from before the arming raise no event.
+            # Completions that arrived before the queue was armed raise no event.
             self.channel._sweep(self)
         self.channel._safety.watch(self)
-        # A `get_cq_event` under way may wait in vain from now on.
+        # A task that waits in `get_cq_event` may now wait in vain.
         self.channel._waiters.grant_all(None)
 
     # By hand
@@ -197,15 +202,16 @@ class CompletionQueue(Resource):
     def req_notify(self, *, solicited_only: bool = False) -> None:
         """Arm the queue: the next completion raises one event (`ibv_req_notify_cq(3)`).
 
-        Calls do not add up, and completions that are there raise no event.  Poll after arming.
+        Several calls still result in one event, and completions that are in the queue already raise
+        none.  So poll the queue after arming it.
 
         Args:
-            solicited_only: Only for messages whose sender asked for it (`SendFlags.SOLICITED`),
-                and for failures.  Soft-RoCE raises no event for failures, since Linux 6.12 at the
-                latest, and software iWARP raises no event at all.
+            solicited_only: Whether to raise the event only for messages whose sender asks for it
+                (`SendFlags.SOLICITED`), and for failures.  Soft-RoCE raises no event for failures,
+                since Linux 6.12 at the latest, and software iWARP raises no event at all then.
 
         Raises:
-            RuntimeError: The queue is managed: the loop takes its events.
+            RuntimeError: The queue is managed, and the event loop takes its events.
         """
         if self._aio.managed:
             raise RuntimeError(MANAGED)
@@ -216,13 +222,13 @@ class CompletionQueue(Resource):
         )
 
     def poll(self, n: int = 16) -> list[WorkCompletion]:
-        """Up to `n` completions, oldest first; empty if there is none (`ibv_poll_cq(3)`).
+        """Return up to `n` completions, oldest first; empty if there is none (`ibv_poll_cq(3)`).
 
         Raises:
             ValueError: `n` is not positive.
-            QueueError: The queue has failed, and its last completions were returned before.  Known
-                only while a loop reads the device: after `req_notify`, `get_cq_event` or an
-                awaited operation, or with `DeviceEvents`.
+            RdmaOSError: The queue has failed, and its last completions were returned before.  This
+                is only noticed if an event loop reads the events of the device: after
+                `req_notify`, `get_cq_event` or an awaited operation, or with `DeviceEvents`.
         """
         if n <= 0:
             msg = f"cannot poll for {n} completions"
@@ -234,14 +240,14 @@ class CompletionQueue(Resource):
         return [self._queue.popleft() for _ in range(min(n, len(self._queue)))]
 
     def poll_count(self, n: int = 256) -> int:
-        """As `poll`, where it does not matter which: how many have succeeded, up to `n`.
+        """Remove up to `n` successful completions, and return only how many there were.
 
-        Cheaper than `poll`, because no `WorkCompletion` is made.  A failed completion is not taken:
-        the completions before it are counted, and `poll` returns it.
+        This is cheaper than `poll`, because no `WorkCompletion` is made.  It stops before a failed
+        completion, which `poll` then returns.
 
         Raises:
-            CompletionError: The oldest has failed.
-            ValueError, QueueError: As `poll`.
+            CompletionError: The oldest completion has failed.
+            ValueError, RdmaOSError: As `poll`.
         """
         if n <= 0:
             msg = f"cannot poll for {n} completions"
@@ -264,7 +270,7 @@ class CompletionQueue(Resource):
         return count
 
     def _take_arrived(self, n: int) -> None:
-        """Poll the adapter, at least until `n` completions can be returned."""
+        """Poll the adapter, until `n` completions can be returned or there are no more."""
         if self._aio.managed:
             assert self.channel is not None
             self.channel._sweep(self)
@@ -272,12 +278,12 @@ class CompletionQueue(Resource):
             self._poll_adapter(n - len(self._queue))
 
     def _take_all(self) -> None:
-        """Poll all completions of the adapter, ahead of completions that the library adds."""
+        """Poll all completions of the adapter, before the library adds some of its own."""
         if not self.closed:
             self._take_arrived(len(self._queue) + self._room.size)
 
     def _flush(self, qp_num: int, numbers: Iterable[int]) -> None:
-        """Complete requests that the adapter never gets, behind those that it has completed."""
+        """Add flush completions for requests that were never posted, after all real ones."""
         self._take_all()
         record = flush_record(qp_num)
         for number in numbers:
@@ -301,10 +307,10 @@ class CompletionQueue(Resource):
         return count
 
     def ack_events(self, n: int = 1) -> None:
-        """Acknowledge `n` events that `get_cq_event` gave (`ibv_ack_cq_events(3)`).
+        """Acknowledge `n` events that `get_cq_event` has returned (`ibv_ack_cq_events(3)`).
 
         Raises:
-            ValueError: Fewer are unacknowledged.
+            ValueError: Fewer events are unacknowledged.
         """
         if not 0 < n <= self._unacked:
             msg = f"cannot acknowledge {n} events: {self._unacked} are unacknowledged"
@@ -339,24 +345,12 @@ class CompletionQueue(Resource):
         self._fail(error)
         if self.channel is not None and not self.managed and not self.closed:
             self.channel._notify(self)  # a task that waits for an event polls, and finds out
-        with _promises:
-            users = list(self._users.values())
-        for reference in users:
-            user = reference()
-            if user is not None:
-                user._broken(error())
+        self._break_users(error)
 
-    # Weak references by identity: a common queue has thousands of users, and to add or remove
-    # a user must not take longer for that.  Each is removed when it is destroyed.
-
-    def _enter(self, user: QueuePair) -> None:
-        with _promises:
-            self._users[id(user)] = weakref.ref(user)
-
-    def _leave(self, user: QueuePair) -> None:
-        """Forget a user that is destroyed, perhaps in another thread."""
-        with _promises:
-            self._users.pop(id(user), None)
+    def _break_users(self, error: Callable[[], BaseException]) -> None:
+        """Fail all queue pairs of the queue, whose completions will not arrive any more."""
+        for user in cast("list[QueuePair]", self._living()):  # nothing else is made from it
+            user._broken(error())
 
     def __aiter__(self) -> Self:
         return self
@@ -364,10 +358,10 @@ class CompletionQueue(Resource):
     async def __anext__(self) -> WorkCompletion:
         """The next completion of a request that was posted with the caller's own id.
 
-        Ends when the queue is closed.
+        The iteration ends when the queue is closed.
 
         Raises:
-            QueueError: The queue has failed; its last completions were returned before.
+            RdmaOSError: The queue has failed; its last completions were returned before.
 
         Cancellation: safe; no completion is lost.
         """
@@ -384,28 +378,28 @@ class CompletionQueue(Resource):
     # Room
 
     def _promise(self, depth: int, expected: int | None = None) -> None:
-        """Promise room for `depth` more completions; grow, or refuse.
+        """Reserve room for `depth` more completions, and grow if necessary.
 
         Args:
-            depth: Completions.
-            expected: Those of them that are expected now; `_expect` is called for the others, and
-                grows the queue.  None for all.
+            depth: The number of completions.
+            expected: How many of them need room now.  For the others `_expect` is called later,
+                which grows the queue.  None: all of them.
 
         Raises:
-            ValueError: There is not enough room and the device cannot grow the queue.
-            QueueError: The queue has failed.
+            ValueError: There is not enough room, and the device cannot grow the queue.
+            RdmaOSError: The queue has failed.
         """
         if self._error is not None:
             raise self._error()
         expected = depth if expected is None else expected
         with _promises:
             self._fit(depth, expected)
-            # Not sums from before: promises may have been taken back meanwhile.
+            # Add to the present values: other reservations may have ended meanwhile.
             self._room.promised += depth
             self._room.expected += expected
 
     def _make_room(self, depth: int, expected: int) -> bool:
-        """Whether so many more can be promised; grows for them."""
+        """Grow for a reservation if necessary; return False if that is not possible."""
         if self._error is not None:
             return False
         if self._room.needed(depth, expected) <= self._room.size:
@@ -418,21 +412,21 @@ class CompletionQueue(Resource):
         return True
 
     def _can_expect(self, more: int) -> bool:
-        """Whether the device has a queue with room for so many more."""
+        """Whether the device supports a queue with room for `more` completions now."""
         return self._room.expected + more <= self._room.most
 
     def _expect(self, more: int) -> None:
-        """Expect more of the completions that were promised; grows for them.
+        """Make room for `more` of the completions that were reserved before.
 
         Raises:
-            OSError: Out of memory.
+            OSError: There is not enough memory for the larger queue.
         """
         with _promises:
             self._grow(self._room.expected + more)
             self._room.expected += more
 
     def _fit(self, depth: int, expected: int) -> None:
-        """Grow for a promise, if need be; under the lock."""
+        """Grow for a reservation, if necessary; with the lock held."""
         room = self._room
         needed = room.needed(depth, expected)
         if needed <= room.size:
@@ -510,6 +504,7 @@ class CompletionQueue(Resource):
 
     def _destroy(self, handle: Any) -> None:
         self._aio.retire(int(ffi.cast("uintptr_t", handle)))
+        dismiss(self._token)
         if code := lib.ibv_destroy_cq(handle):
             _REFUSED.append(self._aio)  # the C object stays, and has its address
         check_errno(code, "ibv_destroy_cq")

@@ -116,7 +116,7 @@ class ExtendedCompletionQueue(CompletionQueue):
             Objects of `ExtendedCompletion`.
 
         Raises:
-            ValueError, QueueError: As `CompletionQueue.poll`.
+            ValueError, RdmaOSError: As `CompletionQueue.poll`.
         """
         return super().poll(n)
 

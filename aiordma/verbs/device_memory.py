@@ -19,7 +19,7 @@ import os
 from collections.abc import Callable
 
 from aiordma._ffi import ffi, lib
-from aiordma.errors import DeviceMemoryError, NotSupportedError
+from aiordma.errors import NotSupportedError, device_memory_error
 from aiordma.tensors import DeviceMemory
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
@@ -32,10 +32,6 @@ Exporter = Callable[[int, int], tuple[int, int]]
 _PAGE = mmap.PAGESIZE
 #: CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD of CUDA's driver API.
 _DMABUF = 1
-
-
-def _missing(text: str) -> DeviceMemoryError:
-    return DeviceMemoryError(errno.EOPNOTSUPP, text)
 
 
 def _takes_dmabufs(pd: ProtectionDomain) -> bool:
@@ -52,18 +48,18 @@ def _export_cuda(address: int, nbytes: int) -> tuple[int, int]:
     """By the driver of CUDA (`cuMemGetHandleForAddressRange`); the range has whole pages.
 
     Raises:
-        DeviceMemoryError: There is no driver, or it does not.
+        NotSupportedError: There is no driver, or it does not.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as exc:
         text = f"the driver of CUDA cannot be loaded: {exc}"
-        raise _missing(text) from None
+        raise device_memory_error(text) from None
     try:
         export = driver.cuMemGetHandleForAddressRange
     except AttributeError:
         text = "the driver of CUDA has no cuMemGetHandleForAddressRange: it is older than 11.7"
-        raise _missing(text) from None
+        raise device_memory_error(text) from None
     offset = address % _PAGE
     size = -(-(offset + nbytes) // _PAGE) * _PAGE
     fd = ctypes.c_int(-1)
@@ -73,7 +69,7 @@ def _export_cuda(address: int, nbytes: int) -> tuple[int, int]:
     )  # fmt: skip
     if code or fd.value < 0:
         text = f"the driver of CUDA exports no dmabuf of this memory: CUresult {code}"
-        raise _missing(text)
+        raise device_memory_error(text)
     return fd.value, offset
 
 
@@ -97,7 +93,7 @@ def register_device_memory(
     Raises:
         ValueError: It is empty.
         BufferError: Write access to read-only memory.
-        DeviceMemoryError: A part of the way does not have the ability; the text names it.
+        NotSupportedError: A part of the way does not have the ability; the text names it.
         OSError: Out of resources.
     """
     if not memory.nbytes:
@@ -113,17 +109,17 @@ def register_device_memory(
             f"memory of {memory.name}: the kernel's driver of {pd.context.name} registers no "
             "dmabufs (ibv_reg_dmabuf_mr)"
         )
-        raise _missing(text)
+        raise device_memory_error(text)
     if not memory.is_cuda:
         text = f"memory of {memory.name}: only CUDA's is exported as a dmabuf"
-        raise _missing(text)
+        raise device_memory_error(text)
     fd, offset = _export(memory.address, memory.nbytes)
     try:
         region = MemoryRegion.from_dmabuf(
             pd, fd, memory.nbytes, access, offset=offset, iova=memory.address
         )
     except NotSupportedError as exc:
-        raise _missing(f"memory of {memory.name}: {exc}") from exc
+        raise device_memory_error(f"memory of {memory.name}: {exc}") from exc
     finally:
         os.close(fd)
     region._keep = memory.owner

@@ -1,17 +1,17 @@
 """MemoryRegion: memory that the adapter may read or write.
 
 Theory of operation
-    A region keeps its buffer exported, so that Python can neither free nor resize it, until the
-    memory is deregistered.  That also holds when the region is closed early, or when C refuses to
-    deregister.
+    A region keeps its buffer exported until the memory is deregistered, so that Python can neither
+    free nor resize it.  This also holds if the region is closed while it is in use, or if the C
+    library refuses to deregister it.
 
-    `addr` is the address at which the adapter finds the first byte: the buffer's own address, or
-    the `iova`.  Scatter/gather elements and remote accesses count from there.
+    `addr` is the address of the first byte for the adapter: the address of the buffer, or the
+    `iova`.  Scatter/gather elements and remote accesses are relative to it.
 
-    A registration that the device cannot do is refused with the name of the capability.  The device
-    is asked for some capabilities before (on-demand paging); libibverbs has no question for others,
-    so that they show when they are tried (dmabuf).  A device that takes a wish and ignores it
-    counts as a device without the capability.
+    If the device does not support a registration, the error names the missing capability.  Some
+    capabilities can be queried before (on-demand paging); others can only be tried, because
+    libibverbs has no way to ask (dmabuf).  A device that accepts a flag and ignores it counts as
+    one that does not support it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
-from aiordma._core import Held, Registration
+from aiordma._core import BufferExport, Registration
 from aiordma._ffi import CData, ffi, lib
 from aiordma._ffi.check import check_errno
 from aiordma.arguments import check_kind, fitting, no_buffer, refuse_objects, whole
@@ -42,13 +42,13 @@ __all__ = [
     "is_unpinnable",
 ]  # fmt: skip
 
-#: The name of a buffer in errors.
+#: How errors name the buffer.
 _WHAT = "memory to register"
 _LOCAL = Access.LOCAL_WRITE
 _MAX_SGE_LENGTH = (1 << 32) - 1
-# Above this many bytes registering takes long enough to be noticed by a loop.
+# Registering more bytes than this takes so long that it is done in a thread.
 INLINE_BYTES = 1 << 20
-# As integers: an operation on flags makes a new member, which takes as long as the call.
+# As integers, because an operation on enum flags takes as long as the whole call.
 _REMOTE_WRITES = int(Access.REMOTE_WRITE | Access.REMOTE_ATOMIC)
 _ZERO_BASED = int(Access.ZERO_BASED)
 _ON_DEMAND = int(Access.ON_DEMAND)
@@ -57,46 +57,54 @@ _HUGETLB = int(Access.HUGETLB)
 _EVERYWHERE = Access.LOCAL_WRITE | Access.REMOTE_READ | _REMOTE_WRITES
 _ADDRESSES = 1 << 64
 _MOST_BYTES = sys.maxsize
-# Software iWARP takes an iova and goes on using the buffer's own address.
+# Software iWARP accepts an iova, but goes on using the address of the buffer.
 _IGNORES_IOVA = frozenset({0x626D74})  # vendor_id
+
+
+class _Sum(Protocol):
+    """A number of bytes that are pinned."""
+
+    def add(self, size: int) -> None:
+        """Count `size` bytes more, or less if it is negative."""
 
 
 class MemoryRegion(Resource):
     """A registered buffer (`ibv_reg_mr(3)`).
 
     Args:
-        pd: Protection domain; only its queue pairs can use the memory.
-        buffer: Any object with the buffer protocol, whatever its shape and format, that lies in
-            memory in C order without gaps: bytearray, memoryview, array, mmap, ctypes, numpy; or
-            with DLPack, such as a tensor of torch, in memory of the processor.  It stays exported,
-            so that it cannot be resized, until the region is destroyed.  Or a number of bytes, for
-            fresh page-aligned zeroed memory of the region's own.
-        access: Accesses that are allowed to the adapter; local read is always allowed.
-            RELAXED_ORDERING is a wish: a device that does not know it ignores it, without a word.
-        iova: Address by which the adapter, and the peer, are to know the first byte, 64 bits; None
-            for the buffer's own.  Both have the same offset within a page.
+        pd: The protection domain; only its queue pairs can use the memory.
+        buffer: Any object with the buffer protocol that is contiguous in C order, whatever its
+            shape and format: bytearray, memoryview, array, mmap, ctypes, numpy.  Or an object with
+            DLPack in host memory, such as a torch tensor.  It stays exported until the region is
+            destroyed, so it cannot be resized.  Or a number of bytes, for new page-aligned memory
+            filled with zeros, which belongs to the region.
+        access: What the adapter may do; local reads are always allowed.  RELAXED_ORDERING is
+            optional: a device that does not support it silently ignores it.
+        iova: The address of the first byte for the adapter and the peer, 64 bits; None for the
+            address of the buffer.  Both need to have the same offset within a page.
 
-    To pin the pages takes time with the size; `await register(...)` keeps that from the loop.
+    Pinning the pages takes longer the more there are; `await register(...)` does it in a thread.
 
     Raises:
-        TypeError: No buffer, an array of Python objects, or a masked array.
-        ValueError: The buffer is empty or not contiguous, or access flags or iova do not fit.
-        BufferError: Write access to a read-only buffer.
-        NotSupportedError: The device does not support a flag or the iova; the text names
-            both.
-        OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.  Soft-RoCE cannot register
-            more than 1 GiB at a time, although its `max_mr_size` says otherwise.
+        TypeError: `buffer` is no buffer, or an array of Python objects, or a masked array.
+        ValueError: The buffer is empty or not contiguous, or `access` or `iova` is invalid.
+        BufferError: Write access was requested for a read-only buffer.
+        NotSupportedError: The device does not support a flag or the iova; the text names both.
+        OSError: The memory cannot be registered.  ENOMEM usually means that RLIMIT_MEMLOCK is too
+            low.  Soft-RoCE cannot register more than 1 GiB at a time, although its `max_mr_size`
+            says otherwise.
 
     Attributes:
-        addr: Address of the first byte for work requests and for the peer.
-        length: Bytes.
-        lkey: Key for local use.
-        rkey: Key for the peer.
+        addr: The address of the first byte, for work requests and for the peer.
+        length: The size in bytes.
+        lkey: The key for local use.
+        rkey: The key for the peer.
     """
 
     _use = "unfinished work request"
     __slots__ = (
         "_keep",
+        "_pinned_in",
         "_registration",
         "_view",
         "access",
@@ -153,7 +161,7 @@ class MemoryRegion(Resource):
             self._view = data.toreadonly() if view.readonly else data
             self._register(
                 "ibv_reg_mr", lib.ibv_reg_mr_iova, (memory, view.nbytes, where),
-                pd, access, where, view.nbytes,
+                pd, access, where, view.nbytes, own,
             )  # fmt: skip
         except BaseException:
             # As in `_register`.
@@ -170,27 +178,32 @@ class MemoryRegion(Resource):
         access: Access,
         addr: int,
         length: int,
+        own: int = 0,
     ) -> None:
-        """Call `function` with the domain, `memory` and the rights; `verb` is for errors."""
-        rights = int(access)
+        """Call `function` with the domain, `memory` and the rights; `verb` is for errors.
+
+        `own` is the address of the memory for this process, if it has one.
+        """
+        #: What counts it as pinned until it is deregistered.
+        self._pinned_in: _Sum | None = None
+        self.pd, self.access, self.addr, self.length = pd, access, addr, length
+        self.lkey = self.rkey = 0
         try:
             # May run in a thread while the loop closes the domain, which has to outlive the call.
-            pd._retain()
+            super().__init__(None, (pd,))
             try:
-                # Where the adapter, a program of the kernel, may complete a READ too early. Asked
-                # first: nothing may fail while only this frame has the handle.
-                seen = self._view is not None and pd.context.is_software
-                handle = function(pd._handle, *memory, rights)
+                # Where the adapter, a program of the kernel, may complete a READ too early.
+                seen = own if own and pd.context.is_software else 0
+                handle = function(pd._handle, *memory, access)
                 if not handle:
                     raise _refusal(ffi.errno, verb, pd.context, access, length)
-                self.pd, self.access = pd, access
-                self.addr, self.length = addr, length
-                self.lkey, self.rkey = int(handle.lkey), int(handle.rkey)
-                own = int(ffi.cast("uintptr_t", memory[0])) if seen else 0
-                self._registration = Registration(addr, length, self.lkey, rights, pd, own)
-                super().__init__(handle, (pd,))
-            finally:
-                pd._let_go()
+                self._handle = handle
+                self.lkey, self.rkey = handle.lkey, handle.rkey
+                self._registration = Registration(addr, length, self.lkey, access, pd, seen)
+                pd._require()  # it may have been closed meanwhile
+            except BaseException:
+                self._finish()
+                raise
         finally:
             del memory  # the exception holds this frame; it must not hold the caller's buffer
 
@@ -211,11 +224,12 @@ class MemoryRegion(Resource):
         """
         self = cls.__new__(cls)
         memory = self._keep = slab(size, clear=clear)
-        self._view = memoryview(ffi.buffer(memory, size))
+        self._view = None  # made when it is asked for: C uses most of these by their address
         where = int(ffi.cast("uintptr_t", memory))
         self._register(
-            "ibv_reg_mr", lib.ibv_reg_mr_iova, (memory, size, where), pd, access, where, size
-        )
+            "ibv_reg_mr", lib.ibv_reg_mr_iova, (memory, size, where),
+            pd, access, where, size, where,
+        )  # fmt: skip
         return self
 
     @classmethod
@@ -366,10 +380,23 @@ class MemoryRegion(Resource):
             BufferError: It has no memory of this process: dmabuf, implicit.
         """
         self._require()
-        if self._view is None:
+        if (view := self._look()) is None:
             msg = "the region was not made from a buffer of this process"
             raise BufferError(msg)
+        return view
+
+    def _look(self) -> memoryview | None:
+        """`view`, or None without memory of this process."""
+        if self._view is None and self._keep is not None:
+            self._view = memoryview(ffi.buffer(self._keep, self.length))
         return self._view
+
+    def _front(self, size: int) -> Any:
+        """The first bytes of kept memory, an object with the buffer protocol that keeps it alive.
+
+        It is lighter than a part of `view`, which takes five objects.
+        """
+        return ffi.buffer(self._keep, size)
 
     # Operations of connections are counted in C.
 
@@ -408,6 +435,8 @@ class MemoryRegion(Resource):
             raise
         finally:
             self._keep = self._view = None
+            if self._pinned_in is not None:
+                self._pinned_in.add(-self.length)
 
     def __getitem__(self, part: slice) -> SGE:
         """A piece of the region, such as `region[4096:8192]`."""
@@ -501,7 +530,7 @@ def place_of(
     return region, region.addr + offset, fitting("the length of a piece,", length, 32)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class SGE:
     """A piece of a registered buffer.
 
@@ -518,23 +547,32 @@ class SGE:
     offset: int = 0
     length: int | None = None
 
-    def __post_init__(self) -> None:
+    # Not that of dataclass: a program may make a piece for each transfer, and that one would take
+    # nearly twice as long.
+    def __init__(self, mr: MemoryRegion, offset: int = 0, length: int | None = None) -> None:
         try:
-            room = self.mr.length
+            room = mr.length
         except AttributeError:
-            msg = f"a piece is one of a MemoryRegion, not of {self.mr!r}"
+            msg = f"a piece is one of a MemoryRegion, not of {mr!r}"
             raise TypeError(msg) from None
-        if type(self.offset) is not int:
-            object.__setattr__(self, "offset", whole("offset", self.offset))
-        length = room - self.offset if self.length is None else self.length
-        if type(length) is not int:
+        if type(offset) is not int:
+            offset = whole("offset", offset)
+        if length is None:
+            length = room - offset
+        elif type(length) is not int:
             length = whole("length", length)
-        check_inside(self.mr, self.offset, length)
-        object.__setattr__(self, "length", length)
+        if offset < 0 or length < 0 or offset + length > room:
+            check_inside(mr, offset, length)
+        _set_mr(self, mr)
+        _set_offset(self, offset)
+        _set_length(self, length)
 
     def __len__(self) -> int:
         assert self.length is not None
         return self.length
+
+
+_set_mr, _set_offset, _set_length = (vars(SGE)[name].__set__ for name in ("mr", "offset", "length"))
 
 
 def bytes_of(view: memoryview, access: Access) -> CData:
@@ -546,7 +584,7 @@ def bytes_of(view: memoryview, access: Access) -> CData:
         BufferError: Write access to a read-only buffer.
     """
     _check_view(view, access)
-    return ffi.from_buffer(Held(view))
+    return ffi.from_buffer(BufferExport(view))
 
 
 def _check_view(view: memoryview, access: Access) -> None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiordma._ffi import lib
 from aiordma._ffi.check import check_errno, check_pointer
-from aiordma.errors import NotSupportedError, ResourceBusyError
+from aiordma.errors import NotSupportedError, busy_error
 from aiordma.loop import background
 from aiordma.verbs.enums import Access, DeviceCapFlags, MWType
 from aiordma.verbs.mr import MemoryRegion
@@ -145,7 +145,7 @@ class MemoryWindow(Resource):
         Raises:
             ValueError: The part is empty or not inside the region, or rights, domains or key do
                 not fit.
-            ResourceBusyError: A change is under way, or the window is of type 2 and bound.
+            RdmaOSError: A change is under way, or the window is of type 2 and bound (EBUSY).
             ResourceClosedError: Window, region or queue pair is closed.
             CompletionError: The device refused it, or the queue pair failed; the window can only
                 be closed then.
@@ -194,7 +194,7 @@ class MemoryWindow(Resource):
 
         Raises:
             ValueError: The window is not bound, or `qp` is not the queue pair of a type 2.
-            ResourceBusyError: A change is under way.
+            RdmaOSError: A change is under way (EBUSY).
             ResourceClosedError: Window or queue pair is closed.
             CompletionError: The queue pair failed; close the window instead.
 
@@ -248,7 +248,7 @@ class MemoryWindow(Resource):
         self._refuse_while_changing()
         if self.type == MWType.TYPE_2 and self.bound:
             msg = "the window is bound: invalidate it first"
-            raise ResourceBusyError(errno.EBUSY, msg)
+            raise busy_error(msg)
         if not 0 <= offset < end <= mr.length:
             msg = f"bytes {offset} to {end} are no part of a region of {mr.length} bytes"
             raise ValueError(msg)
@@ -272,7 +272,7 @@ class MemoryWindow(Resource):
     def _refuse_while_changing(self) -> None:
         if self._task is not None:
             msg = "a change of the window is under way"
-            raise ResourceBusyError(errno.EBUSY, msg)
+            raise busy_error(msg)
 
     def _binding(self, qp: Resource, mr: MemoryRegion) -> None:
         """Hold the resources that C must not destroy while the window is open; before the bind."""

@@ -21,7 +21,6 @@ Theory of operation
 
 from __future__ import annotations
 
-import errno
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +28,7 @@ from typing import Any, Self
 
 from aiordma._ffi import ffi, lib
 from aiordma.arguments import fitting
-from aiordma.errors import ResourceBusyError, ResourceClosedError
+from aiordma.errors import ResourceClosedError, busy_error
 from aiordma.loop.slots import sub_index
 from aiordma.loop.uncopied import Uncopied
 from aiordma.verbs.enums import SendFlags
@@ -194,7 +193,7 @@ class PreparedPost(Uncopied):
         requests complete as flushed, as those of an ordinary post.
 
         Raises:
-            ResourceBusyError: The queue has not enough free places; nothing was posted.
+            RdmaOSError: The queue has not enough free places; nothing was posted (EAGAIN).
             ValueError: Unsignaled requests would fill the queue; nothing was posted.
             ResourceClosedError: The post was freed, or the queue pair or a region is closed.
             OSError: The post failed; the queue pair is in the error state.
@@ -270,7 +269,7 @@ class PreparedPost(Uncopied):
                 of request has no such field.  Nothing is changed then, nor after the others.
             TypeError: Not a region, or not flags.
             IndexError: There is no such request or piece.
-            ResourceBusyError: SIGNALED would change, and executions are under way.
+            RdmaOSError: SIGNALED would change, and executions are under way (EBUSY).
             ResourceClosedError: The post was freed, or the region is closed.
         """
         if self._freed:
@@ -351,7 +350,7 @@ class PreparedPost(Uncopied):
         differs = (planned.signaled, planned.silent) != (entry.signaled, entry.silent)
         if differs and any(one.retired != self._c.executions for one in self._entries):
             msg = "SIGNALED cannot change while executions are under way: await their completions"
-            raise ResourceBusyError(errno.EBUSY, msg)
+            raise busy_error(msg)
         return flags, planned
 
     def _set_flags(self, request: int, flags: SendFlags, planned: Planned) -> None:

@@ -1,14 +1,15 @@
-"""QueuePair: the two work queues of one end of a connection.
+"""QueuePair: the send queue and the receive queue of one side of a connection.
 
 Theory of operation
-    A request is awaited (`send`, `recv`, `read`, ...), posted raw with the caller's own number
-    (`post_send`, `post_recv`), or prepared once and posted many times (verbs.prepared).  In each
-    case `WRRules` (verbs.wr_check) refuses a request that the adapter could not do, verbs.wr
-    translates it for C, and the `WorkQueue` (verbs.work_queue) posts it and accounts for it.
+    A work request can be awaited (`send`, `recv`, `read`, ...), posted raw with the caller's own
+    wr_id (`post_send`, `post_recv`), or prepared once and posted many times (verbs.prepared).  In
+    each case `WRRules` (verbs.wr_check) refuses a request that the adapter does not support,
+    verbs.wr translates it for C, and the `WorkQueue` (verbs.work_queue) posts it and keeps track of
+    it.
 
-    The first failure is the cause: requests that are flushed behind it name it as their reason.
-    From then on the queue pair is in the error state, whether the adapter, the program or the
-    device has put it there, and new requests are flushed without the adapter.
+    The first failure is the cause, and requests that are flushed after it name it in their errors.
+    From then on the queue pair is in the error state, no matter whether the adapter, the program
+    or the device has moved it there, and new requests are flushed without being posted.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from typing import Any, Protocol, Unpack
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno
 from aiordma.errors import (
-    ResourceBusyError,
     ResourceClosedError,
+    busy_error,
     device_error,
     os_error,
     queue_error,
 )
 from aiordma.loop.running import running_loop
 from aiordma.verbs.ah import AddressHandle, AHAttributes, c_gid
-from aiordma.verbs.async_event import AsyncEvent, enroll, next_token
+from aiordma.verbs.async_event import AsyncEvent, dismiss, enroll, next_token
 from aiordma.verbs.atomic_results import AtomicResults
 from aiordma.verbs.context import Context, copy_of
 from aiordma.verbs.cq import CompletionQueue
@@ -73,7 +74,7 @@ __all__ = ["QPAttributes", "QPInitAttr", "QPLimits", "QueuePair"]
 
 _FLUSH_GRACE_S = 1.0
 _LAST_RECEIVE_S = 0.25
-# As integers: an operation on flags makes a new member, which takes as long as the call.
+# As integers, because an operation on enum flags takes as long as the whole call.
 _STATE = int(QPAttrMask.STATE)
 _READ_DEPTH = int(QPAttrMask.MAX_QP_RD_ATOMIC)
 _ERR = int(QPState.ERR)
@@ -89,40 +90,41 @@ def _give_up(queues: Sequence[weakref.ref[WorkQueue]]) -> None:
 
 
 class Moving(Protocol):
-    """A change of the state that a thread makes."""
+    """A change of the state that is made in a thread."""
 
     @property
     def under_way(self) -> bool:
-        """Whether it may still change the state."""
+        """Whether the thread may still change the state."""
 
 
 class QueuePair(Resource):
     """A queue pair (`ibv_create_qp(3)`).
 
-    `ConnectionId.create_qp` makes it for a connection of the connection manager, which moves its
-    states.  A program that makes it by itself moves them, too: by `modify`, or with `BringUp`.
+    `ConnectionId.create_qp` makes one for a connection of the connection manager, which also moves
+    it through its states.  A program that makes one directly has to do that itself, by `modify` or
+    with `BringUp`.
 
-    Each request is either awaited (`send`, `recv`, `read`, ...) or posted raw with the caller's
-    own number (`post_send`, `post_recv`), whose completion then comes out of the CQ.
+    Each request is either awaited (`send`, `recv`, `read`, ...), or posted raw with the caller's
+    own wr_id (`post_send`, `post_recv`); the completion of a raw request is returned by the CQ.
 
     Args:
-        pd: Protection domain of everything that it touches.
-        attr: Sizes and completion queues.
-        uses: Further resources that must outlive it, such as the memory that it will be given.
-        cq: Where all of it completes, if `attr` names no queue, because it is shared.
-        checked: `check_init` was called for these.
-        expected: Completions that are expected at first, if all complete in one queue: `_expect`
-            tells of the others.  None for as many as the queues have places.
+        pd: The protection domain of all memory that it uses.
+        attr: The sizes and the completion queues.
+        uses: Further resources that must outlive it, such as the memory that it will use.
+        cq: The completion queue of both queues, if `attr` names none, because it is shared.
+        checked: Whether `check_init` was called for these arguments.
+        expected: How many completions need room at first, if both queues complete in `cq`;
+            `_expect` makes room for more.  None: as many as the queues can have.
 
     Raises:
         ValueError: A size is out of range, or a completion queue would be too small.
-        OSError: Beyond the device's limits (EINVAL), or out of resources.
+        OSError: EINVAL, a size exceeds the limits of the device; or there are no more resources.
     """
 
     __slots__ = (
         "_cqs", "_expected", "_first_failure", "_groups", "_in_error", "_init", "_last_receive",
         "_moving", "_on_first_failure", "_posted_in_c", "_queues", "_read_depth", "_rules",
-        "limits", "num", "pd",
+        "_token", "limits", "num", "pd",
     )  # fmt: skip
 
     num: int
@@ -143,43 +145,45 @@ class QueuePair(Resource):
         self._expected = expected
         send_cq = cq or attr.send_cq
         recv_cq = attr.recv_cq or send_cq
-        token = next_token()
+        self._token = next_token()
         self.pd: ProtectionDomain = pd
         self._init = attr
         self._moving: Moving | None = None  # a change of its state that a thread makes
         self._cqs = send_cq, recv_cq
-        # Reserve the depths before the queue pair exists: refusing costs nothing then.
+        # Reserve room before the queue pair exists, so that nothing has to be undone if it fails.
         self._promise()
         try:
-            handle, self.num, self.limits = create(pd, attr, send_cq, recv_cq, token)
+            handle, self.num, self.limits = create(pd, attr, send_cq, recv_cq, self._token)
         except BaseException:
             self._unpromise()
             raise
         self._groups: tuple[tuple[bytes, int], ...] = ()  # multicast groups: GID, LID
         self._first_failure: BaseException | None = None
-        #: Called once with the first cause, whether or not the request is awaited.
+        #: Called once, with the cause of the first failure, whether its request is awaited or not.
         self._on_first_failure: Callable[[BaseException], None] | None = None
         self._in_error = False
-        self._read_depth: int | None = None  # reads that it may have under way, once connected
-        # Both made for the first request: a connection posts in C, and needs none.
+        self._read_depth: int | None = None  # how many READs may be in flight, once connected
+        # Both are made for the first request, because a connection posts in C and needs neither.
         self._rules: WRRules | None = None
         self._queues: tuple[WorkQueue, WorkQueue] | None = None
-        #: A connection posts to it in C, and counts the places.
+        #: Whether a connection posts to it in C, and counts the free entries of its queues.
         self._posted_in_c = False
         self._last_receive: threading.Event | None = None
-        parents = (*uses, pd, send_cq, recv_cq)
-        super().__init__(handle, parents if attr.srq is None else (*parents, attr.srq))
-        send_cq._enter(self)
+        parents = (*uses, pd, send_cq)
         if recv_cq is not send_cq:
-            recv_cq._enter(self)
+            parents += (recv_cq,)
+        if attr.srq is not None:
+            parents += (attr.srq,)
+        super().__init__(handle, parents)
         if attr.srq is not None:
             self._last_receive = threading.Event()
             attr.srq._takers[self.num] = self
-        enroll(token, self)
+        enroll(self._token, self)
 
     def _make_queues(self) -> tuple[WorkQueue, WorkQueue]:
         self._require()
-        # Only as many requests as the CQs have room for, even where the device gave more.
+        # The depths that were requested, for which the CQs have room, even if the device has
+        # granted more.
         attr = self._init
         receives = attr.max_recv_wr if attr.srq is None else 0
         self._queues = queues = (
@@ -189,14 +193,14 @@ class QueuePair(Resource):
         return queues
 
     def _require_places(self) -> None:
-        """Refuse a request of the program if a connection counts the places."""
+        """Refuse a request of the program if a connection posts in C."""
         if self._posted_in_c:
             self._require()
             msg = (
                 "a connection posts to this queue pair and counts its places: use the methods of "
                 "the connection, or a queue pair of your own in its protection domain"
             )
-            raise ResourceBusyError(errno.EBUSY, msg)
+            raise busy_error(msg)
 
     @property
     def _sq(self) -> WorkQueue:
@@ -209,7 +213,7 @@ class QueuePair(Resource):
         return (self._queues or self._make_queues())[1]
 
     def _promise(self) -> None:
-        """Have the completion queues expect its completions; both or, with an exception, none."""
+        """Reserve room in both completion queues or, after an exception, in neither."""
         attr, (send_cq, recv_cq) = self._init, self._cqs
         if send_cq is recv_cq and attr.srq is None:
             send_cq._promise(attr.max_send_wr + attr.max_recv_wr, self._expected)
@@ -225,12 +229,12 @@ class QueuePair(Resource):
             raise
 
     def _expect(self, more: int) -> None:
-        """Have the completion queue expect more completions; they were promised.
+        """Make room for more of the completions that were reserved.
 
         Raises:
-            OSError: Out of memory.
+            OSError: There is not enough memory.
         """
-        if self._expected is not None:  # None: all are expected from the beginning
+        if self._expected is not None:  # None: there is room for all from the beginning
             self._cqs[0]._expect(more)
             self._expected += more
 
@@ -247,12 +251,12 @@ class QueuePair(Resource):
 
     @property
     def qp_type(self) -> QPType:
-        """Its transport service."""
+        """The type of the queue pair, which is its transport service."""
         return self._init.qp_type
 
     @property
     def srq(self) -> SharedReceiveQueue | None:
-        """Shared receive queue, from which it takes its receives; None for a queue of its own."""
+        """The shared receive queue that it uses; None if it has a receive queue of its own."""
         return self._init.srq
 
     def _choose_rules(self) -> WRRules:
@@ -267,22 +271,24 @@ class QueuePair(Resource):
     def post_send(self, requests: SendWR | Sequence[SendWR]) -> None:
         """Post one send request or a list, with one doorbell (`ibv_post_send(3)`).
 
-        The completions of signaled and failed requests come out of the CQ with the caller's
-        `wr_id`.  A completion also ends the unsignaled requests before it.  The regions stay
-        registered until then, even if closed; bytes of an INLINE request may be reused at once.
+        The CQ returns the completions of signaled and failed requests, with the caller's `wr_id`.
+        A completion also stands for the unsignaled requests before it.  Until then the regions stay
+        registered, even if they are closed.  The bytes of an INLINE request may be changed at once.
 
         Args:
             requests: The requests, in the order of their execution.
 
         Raises:
-            ResourceBusyError: The queue has not enough free places.
-            ValueError: A number does not fit into its field, a limit of the queue pair (`limits`)
-                is exceeded, or unsignaled requests would fill the queue, which then completes none.
-            NotSupportedError: Device, transport or type of queue pair cannot do it.
+            RdmaOSError: EAGAIN, the send queue has too few free entries.
+            ValueError: A number does not fit into its field; or a limit of the queue pair
+                (`limits`) is exceeded; or unsignaled requests would fill the queue, so that nothing
+                would ever complete.
+            NotSupportedError: The device, the transport or the type of the queue pair does not
+                support a request.
             ResourceClosedError: The queue pair or a region is closed.
-            OSError: The post failed; the queue pair is in the error state.
+            OSError: Posting has failed, and the queue pair is in the error state.
 
-        After all but the last nothing was posted, of a list not even the valid requests.
+        After any of these but the last, nothing was posted, not even the valid requests of a list.
         """
         chain = [requests] if isinstance(requests, SendWR) else list(requests)
         self._sq.post(self._built_send(chain), chain)
@@ -291,9 +297,9 @@ class QueuePair(Resource):
         """Post one receive request or a list (`ibv_post_recv(3)`).
 
         Args:
-            requests: The receives, in the order in which they are to be used.
+            requests: The receives, in the order in which messages are to use them.
 
-        Raises and completions: as `post_send`; ValueError also if the queue pair uses a shared
+        Raises and completions: as `post_send`; also ValueError if the queue pair uses a shared
         receive queue.
         """
         chain = [requests] if isinstance(requests, RecvWR) else list(requests)
@@ -306,12 +312,14 @@ class QueuePair(Resource):
             requests: As for `post_send`; later changes of the objects have no effect.
 
         Returns:
-            The prepared post, to be freed by the caller, or with the queue pair.  Its regions stay
-            registered until then; a closed prepared post cannot be executed any more.
+            The prepared post.  The caller can free it; otherwise it is freed with the queue pair.
+            Its regions stay registered until then.  A closed prepared post cannot be posted any
+            more.
 
         Raises:
             ValueError: As `post_send`, or the list is empty or longer than the queue.
-            NotSupportedError: Device, transport or type of queue pair cannot do it.
+            NotSupportedError: The device, the transport or the type of the queue pair does not
+                support a request.
             ResourceClosedError: The queue pair or a region is closed.
         """
         chain = [requests] if isinstance(requests, SendWR) else list(requests)
@@ -350,26 +358,28 @@ class QueuePair(Resource):
     # Awaited requests
 
     async def submit(self, requests: Sequence[SendWR]) -> WorkCompletion:
-        """Post a list of send requests with one doorbell; returns the completion of the last.
+        """Post a list of send requests with one doorbell, and wait for the completion of the last.
 
-        Requests of one queue pair complete in order, so the last stands for all: the list
-        waits for one completion, whatever its length.  Only the last is posted SIGNALED; the
-        flag of the others is left out.  The completion carries the last request's `wr_id`.
+        The requests of a queue pair complete in order, so the completion of the last one stands for
+        all.  Therefore only the last is posted SIGNALED; this flag of the others is ignored.  The
+        completion has the `wr_id` of the last request.
 
         Args:
-            requests: At least one, at most as many as the send queue has places.
+            requests: At least one request, and at most as many as the send queue has entries.
 
         Raises:
-            CompletionError: The first request that failed, with its place in the list as `index`
-                and its own status, not the flush of those behind it.  Those before it succeeded.
-            ValueError: The list is empty or longer than the queue, or see `post_send`.
-            NotSupportedError: Device, transport or type of queue pair cannot do it.
+            CompletionError: A request has failed.  `index` is the position of the first one in the
+                list, and the status is its own, not that of the requests flushed after it.  The
+                requests before it have succeeded.
+            ValueError: The list is empty or longer than the queue, or as `post_send`.
+            NotSupportedError: The device, the transport or the type of the queue pair does not
+                support a request.
             ResourceClosedError: The queue pair or a region is closed.
-            AtomicResultLostError: The list has completed, and an atomic of it, its `index`, has no
+            ResultLostError: The list has completed, but the atomic at position `index` has no
                 result; see `fetch_add`.
 
-        Cancellation: ends the wait; while it waits for places nothing is posted, after that the
-        requests run on and their regions stay registered until they are done.
+        Cancellation: ends the wait.  Before the requests were posted, nothing is posted; after
+        that they are carried out, and their regions stay registered until they have completed.
 
         Man page: `ibv_post_send(3)`.
         """
@@ -386,7 +396,7 @@ class QueuePair(Resource):
             and (self._rules or self._choose_rules()).overtaking
             and group[-1].opcode != Opcode.RDMA_READ
         ):
-            group[-1].send_flags |= SendFlags.FENCE  # else it would complete before them
+            group[-1].send_flags |= SendFlags.FENCE  # otherwise it could complete before the READs
         built = self._built_send(group)
         results = AtomicResults(group)
         completion = await self._sq.completed(built, wr_id=chain[-1].wr_id)
@@ -406,31 +416,32 @@ class QueuePair(Resource):
         remote_qpn: int = 0,
         remote_qkey: int = 0,
     ) -> WorkCompletion:
-        """Send the buffers as one message; returns its completion.
+        """Send the buffers as one message, and return the completion.
 
         Args:
-            buffers: Regions or pieces of regions, gathered in order; at most
+            buffers: Regions or pieces of regions, which are gathered in order; at most
                 `limits.max_send_sge`.
-            imm: 32-bit immediate that the receiver finds in its completion.
-            invalidate: Key of the receiver's memory that ends with the message; the completion
-                there has it as `invalidated_rkey`.  Not together with `imm`.
-            solicited: Wake a receiver that waits for solicited completions only.
-            inline: Copy the bytes at the post, up to `limits.max_inline_data`.  The buffers may
-                be changed as soon as it is posted, which is at once if a place is free.
-            fence: Begin only when the reads and atomics before it are done.
-            ah: For datagrams, and only for them: the way to the receiver.
+            imm: A 32-bit immediate that the receiver finds in its completion.
+            invalidate: A key of the receiver's memory that becomes invalid with the message; the
+                completion there has it as `invalidated_rkey`.  Not together with `imm`.
+            solicited: Whether to wake a receiver that waits for solicited completions only.
+            inline: Whether to copy the bytes into the work request, up to
+                `limits.max_inline_data`.  The buffers may be changed as soon as it is posted, which
+                happens at once if the send queue has a free entry.
+            fence: Whether to wait for the READs and atomics before it.
+            ah: For datagrams only: the address handle of the receiver.
             remote_qpn: For datagrams: the receiver's queue pair, or 0xFFFFFF for a group.
-            remote_qkey: For datagrams: the key that the receiver expects.
+            remote_qkey: For datagrams: the key that the receiver requires.
 
         Raises:
-            CompletionError: The request failed; the subclass names the reason.
-            ValueError: Too many pieces, too many bytes for inline, or a number out of range;
-                `MessageTooLargeError` for a datagram that is longer than the port's MTU.
+            CompletionError: The request has failed; the subclass says why.
+            ValueError: There are too many pieces, or too many bytes for `inline`, or a number is
+                out of range; `MessageTooLargeError` for a datagram longer than the port's MTU.
             NotSupportedError: The transport has no immediates (iWARP), or no invalidation.
             ResourceClosedError: The queue pair or a region is closed.
 
-        Cancellation: ends the wait; the message may still be sent, and the regions stay
-        registered until it is done.
+        Cancellation: ends the wait; the message may still be sent, and the regions stay registered
+        until it has completed.
         """
         if imm is not None and invalidate is not None:
             msg = "a message carries an immediate or invalidates a key, not both"
@@ -449,19 +460,19 @@ class QueuePair(Resource):
         return await self._sq.completed(self._built_send([request]), "send")
 
     async def recv(self, buffers: Buffers) -> WorkCompletion:
-        """Post a receive and await its message; `byte_len` of the completion is its length.
+        """Post a receive, and wait for its message; `byte_len` of the completion is the length.
 
         Args:
-            buffers: Regions or pieces of regions, filled in order; at most
+            buffers: Regions or pieces of regions, which are filled in order; at most
                 `limits.max_recv_sge`.
 
         Raises:
-            CompletionError: The receive failed, or was flushed with the queue pair.
-            ValueError: Too many pieces, or the queue pair uses a shared receive queue.
-            NotSupportedError: No piece at all, on software iWARP.
+            CompletionError: The receive has failed, or was flushed with the queue pair.
+            ValueError: There are too many pieces, or the queue pair uses a shared receive queue.
+            NotSupportedError: There is no piece at all, which software iWARP does not support.
             ResourceClosedError: The queue pair or a region is closed.
 
-        Cancellation: ends the wait; the receive stays posted, and consumes a message.
+        Cancellation: ends the wait; the receive stays posted, and will take a message.
 
         Man page: `ibv_post_recv(3)`.
         """
@@ -479,27 +490,28 @@ class QueuePair(Resource):
         inline: bool = False,
         fence: bool = False,
     ) -> WorkCompletion:
-        """RDMA WRITE the buffers to the peer's memory; with `imm` it consumes a peer's receive.
+        """RDMA WRITE the buffers to the peer's memory; with `imm` this uses up a receive there.
 
         Args:
-            buffers: Regions or pieces of regions, gathered in order; at most
+            buffers: Regions or pieces of regions, which are gathered in order; at most
                 `limits.max_send_sge`.
-            remote_addr: Address of the first byte in the peer's memory, 64 bits.
-            rkey: Key of the peer's memory, which needs `Access.REMOTE_WRITE`.
-            imm: 32-bit immediate that the receiver finds in its completion.
-            solicited: Wake a receiver that waits for solicited completions only; counts with `imm`
-                alone, because the peer notices nothing else of a write.
-            inline: Copy the bytes at the post; see `send`.
-            fence: Begin only when the reads and atomics before it are done.
+            remote_addr: The address of the first byte in the peer's memory, 64 bits.
+            rkey: The key of the peer's memory, which needs `Access.REMOTE_WRITE`.
+            imm: A 32-bit immediate that the receiver finds in its completion.
+            solicited: Whether to wake a receiver that waits for solicited completions only.  It has
+                an effect with `imm` only, because otherwise the peer gets no completion.
+            inline: Whether to copy the bytes into the work request; see `send`.
+            fence: Whether to wait for the READs and atomics before it.
 
         Raises:
-            CompletionError: The request failed; `RemoteAccessError` for a wrong key or range.
-            ValueError: Too many pieces, too many bytes for inline, or a number out of range.
+            CompletionError: The request has failed; `RemoteAccessError` for a wrong key or range.
+            ValueError: There are too many pieces, or too many bytes for `inline`, or a number is
+                out of range.
             NotSupportedError: The transport has no immediates (iWARP).
             ResourceClosedError: The queue pair or a region is closed.
 
         Cancellation: ends the wait; the write may still take place, and the regions stay
-        registered until it is done.
+        registered until it has completed.
 
         Man page: `ibv_post_send(3)`.
         """
@@ -523,18 +535,18 @@ class QueuePair(Resource):
         """RDMA READ the peer's memory into the buffers.
 
         Args:
-            buffers: Regions or pieces of regions, filled in order; at most
+            buffers: Regions or pieces of regions, which are filled in order; at most
                 `limits.max_send_sge` and the device's `max_sge_rd`.
-            remote_addr: Address of the first byte in the peer's memory, 64 bits.
-            rkey: Key of the peer's memory, which needs `Access.REMOTE_READ`.
-            fence: Begin only when the reads and atomics before it are done.
+            remote_addr: The address of the first byte in the peer's memory, 64 bits.
+            rkey: The key of the peer's memory, which needs `Access.REMOTE_READ`.
+            fence: Whether to wait for the READs and atomics before it.
 
         Raises:
-            CompletionError: The request failed; `RemoteAccessError` for a wrong key or range.
-            ValueError: Too many pieces, or a number out of range.
+            CompletionError: The request has failed; `RemoteAccessError` for a wrong key or range.
+            ValueError: There are too many pieces, or a number is out of range.
             ResourceClosedError: The queue pair or a region is closed.
 
-        Cancellation: ends the wait; the buffers belong to the adapter until the read is done.
+        Cancellation: ends the wait; the adapter may write to the buffers until it has completed.
 
         Man page: `ibv_post_send(3)`.
         """
@@ -559,26 +571,27 @@ class QueuePair(Resource):
         *,
         fence: bool = False,
     ) -> WorkCompletion:
-        """Add to the peer's 64-bit integer; its old value lands in the 8 bytes of `buffers`.
+        """Add to a 64-bit integer of the peer; its old value is stored in the 8 bytes of `buffers`.
 
-        This is atomic against other atomics of the peer's adapter, and against nothing else: not
-        against a WRITE, and not against the peer's processor.
+        The operation is atomic with respect to other atomics of the peer's adapter, and to nothing
+        else: neither to a WRITE nor to the peer's processor.
 
         Args:
-            buffers: One piece of 8 bytes, for the old value in the machine's byte order.  Until
-                that has come it holds random bytes, by which a missing result is found.
-            remote_addr: Address of the integer, a multiple of 8.
-            rkey: Key of the peer's memory, which needs `Access.REMOTE_ATOMIC`.
+            buffers: One piece of 8 bytes, for the old value in the byte order of the machine.
+                Until it arrives, the piece has random bytes, by which a missing result is detected.
+            remote_addr: The address of the integer, a multiple of 8.
+            rkey: The key of the peer's memory, which needs `Access.REMOTE_ATOMIC`.
             value: The number to add, 0 to 2**64 - 1; the sum wraps around.
-            fence: Begin only when the reads and atomics before it are done.
+            fence: Whether to wait for the READs and atomics before it.
 
         Raises:
-            NotSupportedError: The device has no atomic operations, as all of iWARP.
+            NotSupportedError: The device has no atomics, as no iWARP device has.
             ValueError: The address is no multiple of 8, or a number is out of range.
-            AtomicResultLostError: The adapter has completed the operation without its result.  It
-                took place at most once; the queue pair goes on.  Not found out in memory of a GPU.
+            ResultLostError: The adapter reported completion without the result.  The operation took
+                place at most once, and the queue pair still works.  This is not detected in GPU
+                memory.
 
-        Further errors and cancellation: as `send`; a canceled operation may have taken place.
+        Further errors and cancellation: as `send`; a canceled operation may take place.
         """
         request = SendWR(
             sg_list=sge_list(buffers), opcode=Opcode.ATOMIC_FETCH_AND_ADD,
@@ -596,17 +609,17 @@ class QueuePair(Resource):
         *,
         fence: bool = False,
     ) -> WorkCompletion:
-        """Store a value in the peer's 64-bit integer if that has another, all in one step.
+        """Store `desired` in a 64-bit integer of the peer if its value is `expected`, atomically.
 
-        Atomic as `fetch_add` is.
+        It is atomic in the same sense as `fetch_add`.
 
         Args:
-            buffers: As of `fetch_add`.
-            remote_addr: Address of the integer, a multiple of 8.
-            rkey: Key of the peer's memory, which needs `Access.REMOTE_ATOMIC`.
-            expected: The value that it has to have, 0 to 2**64 - 1.
-            desired: The value that it then gets, 0 to 2**64 - 1.
-            fence: Begin only when the reads and atomics before it are done.
+            buffers: As for `fetch_add`.
+            remote_addr: The address of the integer, a multiple of 8.
+            rkey: The key of the peer's memory, which needs `Access.REMOTE_ATOMIC`.
+            expected: The value that the integer has to have, 0 to 2**64 - 1.
+            desired: The value to store, 0 to 2**64 - 1.
+            fence: Whether to wait for the READs and atomics before it.
 
         Raises and cancellation: as `fetch_add`.
 
@@ -627,11 +640,11 @@ class QueuePair(Resource):
         return completion
 
     async def local_invalidate(self, rkey: int, *, fence: bool = False) -> WorkCompletion:
-        """End remote access by a key of this side: a window of type 2, or on iWARP a region.
+        """Invalidate a key of this side: that of a window of type 2, or on iWARP of a region.
 
         Args:
             rkey: The key, 32 bits.
-            fence: Begin only when the reads and atomics before it are done.
+            fence: Whether to wait for the READs and atomics before it.
 
         Raises and cancellation: as `send`; a canceled invalidation still takes place.
         """
@@ -654,7 +667,7 @@ class QueuePair(Resource):
             opcode=Opcode.BIND_MW, mw=window, bind=SGE(mr, offset, length), bind_access=access,
             rkey=rkey,
         )  # fmt: skip
-        # Not `_sq`: a connection has counted the place of its own request.
+        # Not `_sq`, which refuses requests: a connection has already counted this one itself.
         queue, _ = self._queues or self._make_queues()
         return await queue.completed(self._built_send([request]), "bind_mw")
 
@@ -663,16 +676,16 @@ class QueuePair(Resource):
     def attach_mcast(self, gid: bytes, lid: int = 0) -> None:
         """Receive the datagrams to a multicast group (`ibv_attach_mcast(3)`).
 
-        `ConnectionId.join_multicast` does it; joining also informs the network.  The attachment
-        ends with the queue pair.
+        Usually `ConnectionId.join_multicast` does this, and also informs the network.  The
+        attachment ends with the queue pair.
 
         Args:
-            gid: The group; 16 bytes.
-            lid: Its local id on InfiniBand, 0 on RoCE.
+            gid: The GID of the group, 16 bytes.
+            lid: The local id of the group on InfiniBand, 0 on RoCE.
 
         Raises:
-            ValueError: Not a GID.
-            OSError: Not a UD queue pair (EINVAL), or the device's limit is reached.
+            ValueError: `gid` is no GID.
+            OSError: EINVAL, this is no UD queue pair; or the device's limit is reached.
         """
         code = lib.ibv_attach_mcast(self._require(), c_gid(gid), lid)
         check_errno(code, "ibv_attach_mcast")
@@ -680,12 +693,12 @@ class QueuePair(Resource):
             self._groups += ((gid, lid),)
 
     def detach_mcast(self, gid: bytes, lid: int = 0) -> None:
-        """Receive nothing more of a group (`ibv_detach_mcast(3)`).
+        """Stop receiving datagrams of a group (`ibv_detach_mcast(3)`).
 
-        `gid` and `lid` are those that it was attached with.  Arrived datagrams still complete.
+        `gid` and `lid` are those of `attach_mcast`.  Datagrams that have arrived still complete.
 
         Raises:
-            OSError: It is not attached (EINVAL).
+            OSError: EINVAL, the group is not attached.
         """
         code = lib.ibv_detach_mcast(self._require(), c_gid(gid), lid)
         check_errno(code, "ibv_detach_mcast")
@@ -711,7 +724,7 @@ class QueuePair(Resource):
         Raises:
             ValueError: An unknown name, a value out of range, or another mask.
             TypeError: A value of another kind.
-            ResourceBusyError: RESET, while requests are under way, or a thread still makes the
+            RdmaOSError: RESET, while requests are under way, or a thread still makes the
                 change of `BringUp.connect`.
             NotSupportedError: An alternate path, other than on InfiniBand.
             OSError: The transition is not allowed (EINVAL), or the neighbor does not answer
@@ -751,7 +764,7 @@ class QueuePair(Resource):
                 f"{under_way} requests are under way, which RESET would lose: move the queue pair "
                 "to ERR first, and await their completions"
             )
-            raise ResourceBusyError(errno.EBUSY, msg)
+            raise busy_error(msg)
 
     def _refuse_while_moving(self) -> None:
         # A late change would connect a queue pair that began anew to the peer that was given up.
@@ -760,7 +773,7 @@ class QueuePair(Resource):
                 "the kernel still looks for the neighbor, for a `BringUp.connect` that goes on or "
                 "was given up: try again when that has ended, or close the queue pair"
             )
-            raise ResourceBusyError(errno.EBUSY, msg)
+            raise busy_error(msg)
 
     def _start_again(self) -> None:
         """After RESET: as new."""
@@ -914,13 +927,13 @@ class QueuePair(Resource):
             return
 
         # Flushes that arrive before that are seen; the rest is failed then.
-        def abandon(_: object) -> None:
+        def abandon() -> None:
             if loop is None or loop.is_closed():
                 self._abandon_all()
             else:
                 loop.call_soon_threadsafe(self._abandon_all)
 
-        self._gone.add_done_callback(abandon)
+        self._when_gone(abandon)
 
     def _drain_shared(self) -> bool:
         """Before the destruction, see every completion of a receive that it took.
@@ -950,8 +963,7 @@ class QueuePair(Resource):
         try:
             check_errno(lib.ibv_destroy_qp(handle), "ibv_destroy_qp")
         finally:
-            for cq in set(self._cqs):
-                cq._leave(self)
+            dismiss(self._token)
             self._unpromise()
 
     def __repr__(self) -> str:

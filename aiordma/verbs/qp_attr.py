@@ -77,7 +77,7 @@ def check_init(pd: object, attr: object, cq: CompletionQueue | None = None) -> N
     if not isinstance(pd, ProtectionDomain):
         msg = f"not a protection domain: {pd!r}"
         raise TypeError(msg)
-    if isinstance(cq, CompletionQueue) and pd.context._kept.get("shared attributes") is attr:
+    if isinstance(cq, CompletionQueue) and pd.context._cache.get("shared attributes") is attr:
         return  # as those of the connection before
     if not isinstance(attr, QPInitAttr):
         msg = f"not a QPInitAttr: {attr!r}"
@@ -95,7 +95,7 @@ def check_init(pd: object, attr: object, cq: CompletionQueue | None = None) -> N
         size = fitting(name, getattr(attr, name), 32)
         check_limit("ibv_create_qp", name, size, getattr(pd.context.attributes, limit))
     if cq is not None:
-        pd.context._kept.keep("shared attributes", attr)
+        pd.context._cache.store("shared attributes", attr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +116,9 @@ class QPLimits:
             context: The device.
             given: The depths that it gave, in the order of the attributes.
         """
-        limits: QPLimits | None = context._kept.get((QPLimits, given))
+        limits: QPLimits | None = context._cache.get((QPLimits, given))
         if limits is None:
-            limits = context._kept.keep((QPLimits, given), cls(*given))
+            limits = context._cache.store((QPLimits, given), cls(*given))
         return limits
 
 
@@ -170,7 +170,7 @@ def create(
     numbers = ffi.new("uint32_t[6]", _sizes(attr))
     srq = ffi.NULL if attr.srq is None else attr.srq._require()
     handle = lib.aio_create_qp(
-        pd._require(), send_cq._require(), recv_cq._require(), srq, int(attr.qp_type),
+        pd._require(), send_cq._require(), recv_cq._require(), srq, attr.qp_type,
         attr.sq_sig_all, token, numbers,
     )  # fmt: skip
     if not handle:

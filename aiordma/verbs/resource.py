@@ -1,45 +1,46 @@
-"""Resource: the base of every object around a C handle; above all it rules how the object ends.
+"""Resource: the base class of every object around a C handle, which decides when it is destroyed.
 
 Theory of operation
-    C demands an order: queue pair before completion queue before protection domain, and it
-    answers a wrong order with EBUSY or, worse, by blocking.  Python programs close in whatever
-    order their `with` blocks and exceptions dictate.  Both are satisfied by counting: `close()`
-    shuts an object for new use at once, and the C destroy happens when its last child has been
-    destroyed.
+    The C libraries require an order of destruction: queue pair before completion queue before
+    protection domain.  They respond to a wrong order with EBUSY or, worse, by blocking.  Python
+    programs close objects in the order of their `with` blocks and exceptions.  To satisfy both,
+    children are counted: `close()` only prevents new use of an object, and the C object is
+    destroyed when its last child has been destroyed.
 
-    1. A child holds its parents strongly and is counted by each.
-    2. `close()` is idempotent and never blocks the loop: under a running loop the C destroy is
-       done by a reaper thread; without one it is done before `close()` returns.
-    3. A destroyed child lets go of its parents in the same thread, which destroys those that
-       were only waiting for it.
-    4. A finalizer warns and closes the object in the same way.  In a forked child nothing is
-       destroyed (see loop.fork).  Finalizers run in any thread; readers, waiters and tables
-       belong to the thread of the loop, which is then asked to do its part.
-    5. `destroy()` is the form with C's strictness: it raises instead of waiting for children.  A
-       child that was closed, and waits for nothing but the reaper, is not in its way: the order
-       of the calls is judged, not the speed of a thread.
+    1. A child has strong references to its parents, and is counted by each.
+    2. `close()` is idempotent and never blocks the event loop.  If a loop is running, a worker
+       thread destroys the C object; otherwise it is destroyed before `close()` returns.
+    3. When a child has been destroyed, the same thread releases its parents, and destroys those
+       that were only waiting for this child.
+    4. A finalizer warns, and closes the object in the same way.  In a forked child nothing is
+       destroyed (see loop.fork).  As finalizers run in any thread, and readers, waiting tasks and
+       tables belong to the thread of the loop, the loop is asked to do its part there.
+    5. `destroy()` is as strict as C: it raises instead of waiting for children.  A child that was
+       closed, and is only waiting for the worker thread, does not count, so that the result depends
+       on the order of the calls and not on the speed of a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import functools
 import sys
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
-from aiordma._core import Owner
-from aiordma.errors import ResourceBusyError, ResourceClosedError
+from aiordma.errors import ResourceClosedError, busy_error
 from aiordma.logs import log_of
 from aiordma.loop import fork
-from aiordma.loop.job import Job
 from aiordma.loop.limit import Limit
 from aiordma.loop.running import running_loop
 from aiordma.loop.uncopied import Uncopied
+from aiordma.loop.weak import living
 from aiordma.loop.workers import reaper
 
 __all__ = ["Resource", "ResourceState"]
@@ -51,7 +52,7 @@ _lock = fork.new_lock()
 
 
 class ResourceState(Enum):
-    """Life of a resource."""
+    """The state of a resource."""
 
     OPEN = "open"
     CLOSING = "closing"
@@ -60,34 +61,101 @@ class ResourceState(Enum):
     FORKED = "forked"
 
 
-Owner._set_rules(
-    ResourceState.OPEN, ResourceState.CLOSING, ResourceState.DESTROYING,
-    _lock.acquire, _lock.release, fork.guard,
-)  # fmt: skip
+# A look into an enumeration costs more than the rest of `_require`.
+_OPEN, _DESTROYING = ResourceState.OPEN, ResourceState.DESTROYING
+_reference = weakref.ref
+#: In place of a dictionary of its own, for each object of which nothing was made yet.
+_NOTHING_MADE: dict[int, weakref.ref[Resource]] = {}
 
 
-class Resource(Uncopied, Owner):
+def _end_soon(loop: asyncio.AbstractEventLoop, wait: asyncio.Future[None]) -> None:
+    """Have the loop end a wait.  In any thread."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+        loop.call_soon_threadsafe(_end, wait)
+
+
+def _end(wait: asyncio.Future[None]) -> None:
+    if not wait.done():
+        wait.set_result(None)
+
+
+class Resource(Uncopied):
     """Base of all objects that own a C handle.
 
     `with` closes it at the end of the block; `async with` also waits until the C object is
     destroyed, unless something made from it is still open.
 
     Args:
-        handle: The C object.
+        handle: The C object.  None while the call that makes it is still to come, in a thread
+            perhaps: the parents outlive the call then.
         parents: Resources that must not be destroyed before this resource.
 
     Raises:
         ResourceClosedError: A parent was closed meanwhile; the C object is destroyed.
     """
 
-    __slots__ = ("__weakref__",)
+    __slots__ = (
+        "__weakref__", "_children", "_ending", "_handle", "_made", "_outcome", "_parents", "_state",
+    )  # fmt: skip
 
     # True for objects that do not own their C handle.
     _borrowed = False
     # The word for a use by anything but a child.
     _use = "unfinished operation"
 
-    def _refuse(self) -> None:
+    def __init__(self, handle: Any, parents: tuple[Resource, ...] = ()) -> None:
+        self._handle: Any = handle
+        self._state = _DESTROYING
+        self._parents: tuple[Resource, ...] = ()
+        #: Children and uses under way; of the children weak references, by identity.
+        self._children = 0
+        self._made = _NOTHING_MADE
+        self._ending: list[Callable[[], object]] | None = None
+        self._outcome: Exception | bool | None = None
+        if not parents:
+            self._state = _OPEN
+            fork.guard(self)  # its children are found through it
+            return
+        key, reference, counted = id(self), _reference(self), 0
+        try:
+            with _lock:
+                # As `_add`, which takes twice as long for two parents: a connection has four
+                # resources, with seven parents.
+                for parent in parents:
+                    if parent._state is not _OPEN:
+                        parent._refuse()
+                    made = parent._made
+                    if made is _NOTHING_MADE:
+                        parent._made = {key: reference}
+                    # A weak reference is the same each time, and an identity is not: that may be
+                    # of an object that has gone without its end.
+                    elif key in made and made[key] is reference:
+                        continue  # it was named twice
+                    else:
+                        made[key] = reference
+                    parent._children += 1
+                    counted += 1
+                once = counted == len(parents)
+                self._parents = parents if once else tuple(dict.fromkeys(parents))
+                self._state = _OPEN
+        except BaseException:
+            # The fresh C object has no right to be, and its parents are not to wait for it.
+            self._parents = tuple(dict.fromkeys(parents))[:counted]
+            self._finish()
+            raise
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close()` was called; the C object may live on for its children."""
+        return self._state is not _OPEN
+
+    def _require(self) -> Any:
+        """The C handle, for a call."""
+        if self._state is not _OPEN:
+            self._refuse()
+        return self._handle
+
+    def _refuse(self) -> NoReturn:
         name = type(self).__name__
         if self._state is ResourceState.FORKED:
             raise fork.forked_error(name)
@@ -95,12 +163,33 @@ class Resource(Uncopied, Owner):
         raise ResourceClosedError(msg)
 
     def _add(self, child: Resource | None) -> None:
-        self._children += 1
         if child is not None:
+            if self._made is _NOTHING_MADE:
+                self._made = {}
             self._made[id(child)] = weakref.ref(child)
+        self._children += 1
+
+    def _retain(self, child: Resource | None = None) -> None:
+        """Count one more user that the C object has to outlive: a child, or a work request."""
+        with _lock:
+            if self._state is not _OPEN:
+                self._refuse()
+            self._add(child)
+
+    def _let_go(self, child: Resource | None = None) -> None:
+        """Count one user less, and destroy a closed object after its last one.  In any thread."""
+        with _lock:
+            if child is not None:
+                del self._made[id(child)]
+            self._children -= 1
+            last = self._state is ResourceState.CLOSING and not self._children
+            if last:
+                self._state = ResourceState.DESTROYING
+        if last:
+            self._schedule()
 
     def _hold(self, resources: Iterable[Resource]) -> None:
-        """Have further resources, in use already, outlive the C object of this resource."""
+        """Add parents: resources that must not be destroyed before this one."""
         with _lock:
             for resource in dict.fromkeys(resources):
                 if resource not in self._parents:
@@ -108,7 +197,7 @@ class Resource(Uncopied, Owner):
                     self._parents += (resource,)
 
     def _release(self, resources: Iterable[Resource]) -> None:
-        """Undo `_hold`: these need not outlive this resource any more."""
+        """Undo `_hold` for these resources."""
         released = list(dict.fromkeys(resources))
         with _lock:
             held = [resource for resource in released if resource in self._parents]
@@ -117,26 +206,26 @@ class Resource(Uncopied, Owner):
             resource._let_go(self)
 
     def close(self) -> None:
-        """Shut the object for new use; destroy it as soon as nothing made from it is left.
+        """Prevent new use of the object, and destroy it once nothing made from it is left.
 
-        The form for programs, whose `with` blocks and exceptions close in any order.  Idempotent,
-        never blocks a running event loop.  `await wait_closed()` waits for the end.
+        This suits programs that close objects in the order of `with` blocks and exceptions.  It is
+        idempotent, and never blocks a running event loop.  `await wait_closed()` waits for the end.
 
         Raises:
-            ResourceBusyError: Events that it has returned are not acknowledged; it stays open.
+            RdmaOSError: EBUSY, events that it has returned were not acknowledged; it stays open.
         """
         self._shut(strict=False)
 
     def destroy(self) -> None:
-        """Destroy the object as C does it: only if nothing that was made from it is left.
+        """Destroy the object, but only if nothing that was made from it is left, as C does.
 
-        The form for programs that want an error for a wrong order, as jVerbs and C have it, where
-        `close` waits.  A child that was closed or destroyed before is no obstacle, even if a thread
-        is still busy with it.  Otherwise like `close()`: idempotent, never blocks a running event
-        loop, and `await wait_closed()` waits for the end.
+        This suits programs that want an error for a wrong order, as in C and jVerbs, where `close`
+        waits.  A child that was closed or destroyed before is no obstacle, even if a thread is
+        still destroying it.  Otherwise it is like `close()`: idempotent, never blocks a running
+        event loop, and `await wait_closed()` waits for the end.
 
         Raises:
-            ResourceBusyError: EBUSY; the text names the obstacle: something made from it
+            RdmaOSError: EBUSY; the text names the obstacle: something made from it
                 that is still open, work under way, events that are not acknowledged.  The object
                 stays as it was, and can be used.
             ForkedError: The process was forked after the object was made.
@@ -204,12 +293,11 @@ class Resource(Uncopied, Owner):
             parts.append(f"{uses} {self._use}{'s' * (uses > 1)}")
         if parts:
             msg = f"the {type(self).__name__} cannot be destroyed: {', '.join(parts)}"
-            raise ResourceBusyError(errno.EBUSY, msg)
+            raise busy_error(msg)
 
     def _living(self) -> list[Resource]:
-        """The children, without those that are being finalized: their references are dead."""
-        found = (reference() for reference in list(self._made.values()))
-        return [child for child in found if child is not None]
+        """The children, except those that are being finalized, whose weak references are dead."""
+        return living(list(self._made.values()))
 
     def _in_the_way(self) -> Iterator[Resource]:
         """The children that are open, or wait for more than a thread; under the lock."""
@@ -217,7 +305,7 @@ class Resource(Uncopied, Owner):
 
     @property
     def _leaving(self) -> bool:
-        """Whether the destroy waits for nothing but threads of this library."""
+        """Whether destruction is only waiting for threads of this library."""
         if self._state is ResourceState.CLOSING:
             return self._children == len(self._made) and not any(True for _ in self._in_the_way())
         return self._state is not ResourceState.OPEN
@@ -226,50 +314,49 @@ class Resource(Uncopied, Owner):
         if running_loop() is None:
             self._finish()
         else:
-            try:
-                reaper.submit(self._finish)
-            except MemoryError:  # the reaper has not taken it
-                self._finish()
+            reaper.submit(self._finish)
 
     def _finish(self) -> None:
         handle, self._handle = self._handle, None
-        outcome: OSError | MemoryError | None = None
+        outcome: Exception | None = None
         try:
-            if not self._borrowed:
+            if not (handle is None or self._borrowed):
                 self._destroy(handle)
-        except (OSError, MemoryError) as exc:
+        except Exception as exc:
             # EIO: the device was taken away, and the kernel has destroyed everything made from it.
             if not isinstance(exc, OSError) or exc.errno != errno.EIO:
                 outcome = exc
-                _log.warning("destroying %s failed: %s", type(self).__name__, exc)
+                if isinstance(exc, OSError | MemoryError):
+                    _log.warning("destroying %s failed: %s", type(self).__name__, exc)
+                else:
+                    _log.exception("destroying %s failed", type(self).__name__)
         self._state = ResourceState.GONE
         parents, self._parents = self._parents, ()
         for parent in reversed(parents):
             parent._let_go(self)
         with _lock:
             self._outcome = outcome or True
-            end = self._ending
-        if end is not None:
-            self._settle(end)
+        while (function := self._next_waiting()) is not None:
+            try:
+                function()
+            except Exception:
+                _log.exception("what follows the end of a %s failed", type(self).__name__)
 
-    @property
-    def _gone(self) -> Job[None]:
-        """A job that is done when the C object is destroyed.
-
-        Made at need: a connection has a handful of resources, of which one or two are waited for.
-        """
+    def _next_waiting(self) -> Callable[[], object] | None:
         with _lock:
-            end, done = self._ending, self._outcome is not None
-            if end is None:
-                end = self._ending = Job()
-            else:
-                done = False
-        if done:
-            self._settle(end)
-        return end
+            if self._ending:
+                return self._ending.pop(0)
+            self._ending = None
+            return None
 
-    def _settle(self, end: Job[None]) -> None:
-        end.finish(self._outcome if isinstance(self._outcome, BaseException) else None)
+    def _when_gone(self, function: Callable[[], object]) -> None:
+        """Call `function` when the C object is destroyed, in that thread; now if it is already."""
+        with _lock:
+            if self._outcome is None or self._ending is not None:
+                # A list at need: a connection has a handful of resources, and waits for one or two.
+                self._ending = [*(self._ending or ()), function]
+                return
+        function()
 
     async def wait_closed(self, timeout: float = 60.0) -> None:
         """Wait until the C object is destroyed.
@@ -285,10 +372,13 @@ class Resource(Uncopied, Owner):
         Cancellation: ends the wait only.
         """
         if self._outcome is None or self._ending is not None:
-            # Awaited even if the object is gone: callbacks that were added before run first.
+            # Awaited even if the object is gone: functions of `_when_gone` run first.
+            loop = asyncio.get_running_loop()
+            gone: asyncio.Future[None] = loop.create_future()
+            self._when_gone(functools.partial(_end_soon, loop, gone))
             with Limit(timeout, "destroying the " + type(self).__name__, _STILL_THERE):
-                await self._gone.future()
-        elif isinstance(self._outcome, BaseException):
+                await gone
+        if isinstance(self._outcome, BaseException):
             raise self._outcome
 
     # For subclasses to define.
@@ -351,8 +441,10 @@ class Resource(Uncopied, Owner):
         if getattr(self, "_state", None) is not _open or self._borrowed or _finalizing():
             return
         text = f"unclosed {self!r}: use `async with`, or close()"
-        _warn(text, ResourceWarning, source=self, stacklevel=1)
-        self.close()
+        try:
+            _warn(text, ResourceWarning, source=self, stacklevel=1)
+        finally:
+            self.close()  # also where warnings are errors
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._state.value}>"

@@ -18,7 +18,7 @@ from __future__ import annotations
 import errno
 import mmap
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiordma._ffi import ffi, lib
 from aiordma.errors import os_error
@@ -37,16 +37,18 @@ _lock = fork.new_lock()
 class _Shelf:
     """Unused memory of one size; the functions that cffi calls to allocate and to free."""
 
-    __slots__ = ("_pointers", "_size", "allocate", "allocate_cleared")
+    __slots__ = ("_pointers", "_size", "allocate", "allocate_cleared", "kind")
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._pointers: list[CData] = []
+        #: The C type of the memory, which `ffi` would look up for each slab.
+        self.kind: Any = ffi.typeof(f"char[{size}]")
         #: A function that makes a `char[]` of the memory.
-        self.allocate: Callable[[str], CData] = ffi.new_allocator(
+        self.allocate: Callable[[Any], CData] = ffi.new_allocator(
             self.take, self.give, should_clear_after_alloc=False
         )
-        self.allocate_cleared: Callable[[str], CData] = ffi.new_allocator(
+        self.allocate_cleared: Callable[[Any], CData] = ffi.new_allocator(
             self.take_cleared, self.give, should_clear_after_alloc=False
         )
 
@@ -116,4 +118,4 @@ def slab(size: int, *, clear: bool = False) -> CData:
     if shelf is None:
         shelf = _shelves.setdefault(room, _Shelf(room))
     allocate = shelf.allocate_cleared if clear else shelf.allocate
-    return allocate(f"char[{room}]")
+    return allocate(shelf.kind)

@@ -35,8 +35,8 @@ from aiordma._ffi.check import check_errno, check_pointer
 from aiordma.arguments import fitting, whole
 from aiordma.errors import (
     NotSupportedError,
-    ResourceBusyError,
     ResourceClosedError,
+    busy_error,
     device_error,
     os_error,
     queue_error,
@@ -169,9 +169,9 @@ class PreparedReceives(Uncopied):
         """Post the list once more (`ibv_post_srq_recv(3)`); returns itself.
 
         Raises:
-            ResourceBusyError: The queue has not enough free places; nothing was posted.
+            RdmaOSError: The queue has not enough free places; nothing was posted (EAGAIN).
             ResourceClosedError: It was freed, or the queue or a region is closed.
-            QueueError: The device has reported the queue as failed.
+            RdmaOSError: The device has reported the queue as failed.
             OSError: The post failed; the receives in front of the failed receive are posted.
         """
         srq = self._open()
@@ -326,9 +326,9 @@ class SharedReceiveQueue(Resource):
         caller's `wr_id` and the number of that queue pair.
 
         Raises:
-            ResourceBusyError: There are not enough free places; nothing was posted.
+            RdmaOSError: There are not enough free places; nothing was posted (EAGAIN).
             ValueError: A number is out of range, or a receive has more pieces than `max_sge`.
-            QueueError: The device has reported the queue as failed.
+            RdmaOSError: The device has reported the queue as failed.
             OSError: The post failed; the receives in front of the failed receive are posted.
         """
         self._require()
@@ -342,7 +342,7 @@ class SharedReceiveQueue(Resource):
         """Take places for a list at once, or refuse it."""
         if not self.room.try_acquire(count):
             msg = f"the queue has {self.room.free} free places, {count} are needed"
-            raise ResourceBusyError(errno.EAGAIN, msg)
+            raise busy_error(msg, errno.EAGAIN)
 
     def prepare_recv(self, requests: RecvWR | Sequence[RecvWR]) -> PreparedReceives:
         """Build one receive or a list once, to be posted many times.
@@ -430,7 +430,7 @@ class SharedReceiveQueue(Resource):
             ValueError: A receive CQ of a queue pair has no channel, so that it cannot be awaited.
             CompletionError: The queue pair that took it failed; the subclass names the reason.
             ResourceClosedError: The queue or a region is closed.
-            QueueError: The device has reported the queue as failed.
+            RdmaOSError: The device has reported the queue as failed.
 
         Cancellation: ends the wait.  The receive stays posted and takes a message, which no task
         sees; its memory stays registered until then.
@@ -492,7 +492,7 @@ class SharedReceiveQueue(Resource):
         Raises:
             ValueError: `limit` is out of range.
             OSError: The device has no limit to arm.
-            QueueError: The device has reported the queue as failed.
+            RdmaOSError: The device has reported the queue as failed.
             ResourceClosedError: The queue was closed.
 
         Cancellation: safe; nothing is lost, as the next call looks for itself.
@@ -641,6 +641,7 @@ class SharedReceiveQueue(Resource):
             receive.release_regions()
 
     def _destroy(self, handle: Any) -> None:
+        async_event.dismiss(self._token)
         check_errno(lib.ibv_destroy_srq(handle), "ibv_destroy_srq")
 
     def __repr__(self) -> str:

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from aiordma.errors import (
     CompletionError,
     FlushedError,
-    ResourceBusyError,
+    busy_error,
     os_error,
 )
 from aiordma.loop.credits import Credits
@@ -181,7 +181,7 @@ class WorkQueue:
         In the error state of the queue pair they are made at once, without the adapter.
 
         Raises:
-            ResourceBusyError, ValueError: See `take`; nothing was posted.
+            RdmaOSError, ValueError: See `take`; nothing was posted.
             OSError: The post failed; the queue pair is in the error state.
         """
         if not chain:
@@ -270,7 +270,7 @@ class WorkQueue:
         """Take places for a list at once, or refuse it; see `unsignaled_after`.
 
         Raises:
-            ResourceBusyError: There are not enough free places, or a task waits for them.
+            RdmaOSError: There are not enough free places, or a task waits for them (EAGAIN).
             ValueError: Nothing would ever complete.
         """
         if unsignaled >= self.depth:
@@ -283,7 +283,7 @@ class WorkQueue:
             msg = f"the queue has {self.room.free} free places, {count} are needed"
             if waiting := self.room.waiting:
                 msg += f", and {waiting} wait for places already"
-            raise ResourceBusyError(errno.EAGAIN, msg)
+            raise busy_error(msg, errno.EAGAIN)
 
     def enter(self, plan: Sequence[Planned], unsignaled: int) -> list[Posted]:
         """Note requests that are about to be posted; all or, with an exception, none.

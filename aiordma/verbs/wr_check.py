@@ -115,7 +115,7 @@ class WRRules:
         """
         # By identity: to hash the fields of a dataclass takes long.  A device keeps its limits.
         key = (WRRules, id(limits), qp_type, all_signaled, read_depth)
-        rules: WRRules | None = context._kept.get(key)
+        rules: WRRules | None = context._cache.get(key)
         if rules is not None:
             return rules
         is_datagram = qp_type == QPType.UD
@@ -135,7 +135,7 @@ class WRRules:
             read_depth=read_depth,
         )
         if not is_datagram:  # theirs depend on the port's MTU, which may change
-            context._kept.keep(key, rules)
+            context._cache.store(key, rules)
         return rules
 
     def built_send(self, chain: Sequence[SendWR]) -> Built:

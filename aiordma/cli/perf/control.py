@@ -18,19 +18,17 @@ from aiordma.cli.perf.report import Usage
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.errors import ConnectionEndedError, RdmaTimeoutError
+from aiordma.link.limits import ListenerLimits
 from aiordma.loop.timers import timeout
 
-__all__ = ["CONFIG", "LIMIT_S", "Control", "PerfError", "foreign", "processor_time"]
+__all__ = ["CONFIG", "LIMITS", "LIMIT_S", "Control", "PerfError", "foreign", "processor_time"]
 
 #: Seconds for steps whose limit no plan says.  Generous: the clock of an emulated machine jumps.
 LIMIT_S = 300.0
 #: Of all connections here: they are silent while others are measured, or watched by limits.
-CONFIG = ConnectionConfig(
-    connect_timeout_s=LIMIT_S,
-    handshake_timeout_s=LIMIT_S,
-    keepalive_s=LIMIT_S / 2,
-    idle_timeout_s=LIMIT_S,
-)
+CONFIG = ConnectionConfig(keepalive_s=LIMIT_S / 2, idle_timeout_s=LIMIT_S)
+#: Of all listeners here.
+LIMITS = ListenerLimits(handshake_timeout_s=LIMIT_S)
 
 _NO_PERF = "the other side is no aiordma perf"
 _MOST_WORDS = 1000

@@ -15,7 +15,7 @@ from typing import Any
 
 from aiordma.cli.foreign import whole
 from aiordma.cli.perf.answering import Answering
-from aiordma.cli.perf.control import CONFIG, foreign
+from aiordma.cli.perf.control import CONFIG, LIMITS, foreign
 from aiordma.cli.perf.kinds import Stop
 from aiordma.cli.perf.options import Plan
 from aiordma.cli.perf.report import Flow
@@ -35,13 +35,8 @@ _Operation = tuple[Callable[[RemoteRegion, Any], Awaitable[object]], RemoteRegio
 
 
 def _config(plan: Plan) -> ConnectionConfig:
-    depth = plan.tx_depth
-    return replace(
-        CONFIG,
-        one_sided_depth=max(16, min(4096, depth)),
-        initiator_depth=max(8, min(64, depth)),
-        responder_resources=max(8, min(64, depth)),
-    )
+    # Half of them may be reads: as many as the plan has, where the adapter can.
+    return replace(CONFIG, one_sided_depth=max(16, min(4096, 2 * plan.tx_depth)))
 
 
 class MessageClient:
@@ -60,7 +55,9 @@ class MessageClient:
         with foreign(at):
             port = whole(at["port"], 1, 0xFFFF)
         for _ in range(self._plan.qps):
-            opening = connect(self._host, port, config=_config(self._plan))
+            opening = connect(
+                self._host, port, config=_config(self._plan), timeout=self._plan.timeout_s
+            )
             self._conns.append(await self._stack.enter_async_context(opening))
 
     async def meet(self, lent: dict[str, Any]) -> None:
@@ -169,7 +166,7 @@ class MessageServer:
 
     async def listen(self, host: str) -> dict[str, Any]:
         """Listen on a free port."""
-        opening = listen(host, 0, config=_config(self._plan))
+        opening = listen(host, 0, config=_config(self._plan), limits=LIMITS)
         self._listener = await self._stack.enter_async_context(opening)
         return {"port": self._listener.port}
 
@@ -184,7 +181,8 @@ class MessageServer:
             if kind is not None:
                 lease = conn.expose(bytearray(max(self._plan.sizes)), **{kind: True})
                 region = await self._stack.enter_async_context(lease)
-                names.append(region.to_bytes().hex())
+                # The other side may be older.
+                names.append(region.to_bytes(version=1).hex())
         return {"regions": names}
 
     async def start(self, size: int, count: int | None) -> None:

@@ -9,6 +9,7 @@ from aiordma.cli.foreign import whole
 from aiordma.cli.perf.control import (
     CONFIG,
     LIMIT_S,
+    LIMITS,
     Control,
     PerfError,
     foreign,
@@ -42,7 +43,7 @@ async def serve(
         OSError, RdmaError: No such address, or the connection broke.
         TimeoutError: A step took longer than the plan says.
     """
-    async with listen(host, port, config=CONFIG) as listener:
+    async with listen(host, port, config=CONFIG, limits=LIMITS) as listener:
         listening(*listener.sockname)
         async with await listener.accept() as conn:
             control = Control(conn, LIMIT_S)

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import asyncio
 
-from aiordma.cli.perf.control import LIMIT_S
 from aiordma.streams.stream_config import StreamConfig
 
 __all__ = ["ALL_HERE", "STREAM_CONFIG", "ended", "fail", "last"]
 
 #: No keepalive: no packet goes beside the measured ones.
-STREAM_CONFIG = StreamConfig(
-    connect_timeout_s=LIMIT_S, handshake_timeout_s=LIMIT_S, keepalive_s=None
-)
+STREAM_CONFIG = StreamConfig(keepalive_s=None)
 
 #: The server's answer when everything has arrived.
 ALL_HERE = b"\x06"

@@ -7,7 +7,7 @@ from time import perf_counter_ns as _clock
 from typing import Any, cast
 
 from aiordma.cli.foreign import whole
-from aiordma.cli.perf.control import foreign
+from aiordma.cli.perf.control import LIMITS, foreign
 from aiordma.cli.perf.kinds import Stop
 from aiordma.cli.perf.options import Plan
 from aiordma.cli.perf.report import Flow
@@ -193,7 +193,9 @@ class ProtocolServer:
 
     async def listen(self, host: str) -> dict[str, Any]:
         """Listen on a free port."""
-        self._server = await create_server(lambda: _Answerer(self), host, 0, config=STREAM_CONFIG)
+        self._server = await create_server(
+            lambda: _Answerer(self), host, 0, config=STREAM_CONFIG, limits=LIMITS
+        )
         return {"port": self._server.sockets[0].getsockname()[1]}
 
     def met(self, transport: Any, answerer: _Answerer) -> None:

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from aiordma.cli.foreign import whole
-from aiordma.cli.perf.control import foreign
+from aiordma.cli.perf.control import LIMITS, foreign
 from aiordma.cli.perf.kinds import Stop
 from aiordma.cli.perf.options import Plan
 from aiordma.cli.perf.report import Flow
@@ -89,7 +89,7 @@ class StreamServer:
 
     async def listen(self, host: str) -> dict[str, Any]:
         """Listen on a free port."""
-        self._server = await start_server(self._met, host, 0, config=STREAM_CONFIG)
+        self._server = await start_server(self._met, host, 0, config=STREAM_CONFIG, limits=LIMITS)
         return {"port": self._server.sockets[0].getsockname()[1]}
 
     async def _met(self, reader: Any, writer: Any) -> None:

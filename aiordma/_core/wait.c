@@ -1,36 +1,41 @@
 /*
  * Wakeup: a task waits on it, and is resumed without a turn of the loop in between.
  *
- * A future resumes its task by loop.call_soon: one more turn, and in it one more system call that
- * asks the kernel for events.  The drain of a completion channel is called by the loop itself,
- * with no task running, so that it can resume the task at once.  That is all that this type is for.
- * A single task waits on it at a time, again and again, and nothing is allocated for a wait.
+ * A future resumes its task by loop.call_soon, which costs one more turn, and in it one more system
+ * call that asks the kernel for events.  But the loop calls the drain of a completion channel while
+ * no task is running, so that the drain can resume the task at once.  One task at a time waits on a
+ * Wakeup, again and again, and nothing is allocated for a wait.
  *
- * To asyncio it is a future: a task recognizes it by _asyncio_future_blocking, looks at _loop (as
- * of futures without get_loop(), whose call costs more), and calls add_done_callback, cancel and
- * result.  Nothing else of a future is there.
+ * To asyncio it is a future.  A task recognizes it by _asyncio_future_blocking, compares _loop, and
+ * calls add_done_callback, cancel and result; it has nothing else of a future.  (It has no
+ * get_loop(), whose call would cost more than the attribute.)
  *
- *   IDLE -> await -> WAITING -> wake(), or cancel() -> READY -> the task runs -> IDLE
+ *   state     what leads on                                          to
+ *   IDLE      a task awaits it (aio_wakeup_next)                     WAITING
+ *   WAITING   a wake (aio_wake, aio_wake_soon), or cancel()          READY
+ *   READY     the task runs: the wait ends, with `error` if set      IDLE
+ *   WAITING, READY   throw() or close(): the wait is broken off      IDLE
+ *   IDLE      it ends before a task awaits it (operation.c, line.c)  DONE
+ *   DONE      a task awaits it: the wait ends at once                IDLE
  *
- * A cancellation is delivered by the loop, as a future's: it comes from other tasks.
+ * A wake by the drain runs the task at once.  A cancellation comes from another task, and is
+ * delivered by a turn of the loop, as a future's is.
  *
- * An Operation (operation.c) ends once, perhaps before a task waits: then it is DONE, and to wait
- * for it takes no time.
- *
- * Parked is a Wakeup whose wait ends with the next message of a MessageState, or with bytes of a
- * StreamState.
+ * What a wait is for is no business of this file.  It is told by functions: `on_broken_off` of a
+ * Wakeup, and of a ReceiveWakeup, whose wait ends with an object, `take` and `gave_up`.
  */
 #include "core.h"
 
 /*
- * An ended future of asyncio's.  A task whose callback gets a future of this type reads the result
- * without a call of a method by its name, which costs 1,000 instructions.  The task does not
- * compare the future with the object that it waits on.
+ * `ended` is a future of asyncio's that has ended, and is given to the callback of each task that
+ * is woken.  From a future of this type the task reads the result directly; from any other object
+ * by a call of its method, which takes 1,000 instructions.  It does not compare the future with the
+ * object that it waits on.
  */
 static PyObject *ended, *cancelled_error;
 
-/* The wait is over; `answered`: with the object that it was for. */
-static void left(Wakeup *self, int answered)
+/* End the Spin of a wait.  `answered`: whether the wait ended with what it was for. */
+static void wakeup_end_spin(Wakeup *self, int answered)
 {
     if (self->spin && self->state == AIO_WAITING)
         aio_spin_end(self, answered);
@@ -38,7 +43,7 @@ static void left(Wakeup *self, int answered)
 
 void aio_wakeup_forget(Wakeup *self)
 {
-    left(self, 0);
+    wakeup_end_spin(self, 0);
     Py_CLEAR(self->callback);
     Py_CLEAR(self->context);
     Py_CLEAR(self->error);
@@ -100,8 +105,8 @@ PyObject *aio_wakeup_await(PyObject *object)
     return object;
 }
 
-/* Ends the wait: NULL with the error, or NULL without one, which is a return of None. */
-static PyObject *finish(Wakeup *self)
+/* End the wait, with its error if there is one.  Always NULL, which without an error is None. */
+static PyObject *wakeup_end(Wakeup *self)
 {
     PyObject *error = self->error;
 
@@ -119,15 +124,15 @@ PyObject *aio_wakeup_next(PyObject *object)
     Wakeup *self = (Wakeup *)object;
 
     if (self->state == AIO_READY || self->state == AIO_DONE)
-        return finish(self);
+        return wakeup_end(self);
     if (self->state == AIO_WAITING) {
-        /* The task was resumed by neither wake() nor throw(): the wait ends with an error. */
+        /* The task was resumed by neither a wake nor throw(), which is a misuse. */
         aio_wakeup_forget(self);
         PyErr_SetString(PyExc_RuntimeError, "the wait was not ended by wake()");
         return NULL;
     }
     if (self->spin && aio_spin_begin(self))
-        return NULL; /* of a signal's handler */
+        return NULL; /* a signal handler has raised an exception */
     self->state = AIO_WAITING;
     self->blocking = 1;
     Py_INCREF(object);
@@ -146,25 +151,18 @@ static PySendResult wakeup_send(PyObject *object, PyObject *Py_UNUSED(value), Py
     return PYGEN_RETURN;
 }
 
-/* The wait is broken off. */
-static void give_up(Wakeup *self)
+/* Break the wait off, and tell its user. */
+static void wakeup_break_off(Wakeup *self)
 {
     aio_wakeup_forget(self);
-    if (Py_IS_TYPE((PyObject *)self, aio_waiting_type))
-        aio_waiting_leave((Waiting *)self);
-    if (Py_IS_TYPE((PyObject *)self, aio_parked_type)) {
-        Parked *parked = (Parked *)self;
-
-        if (parked->taking && parked->owner && parked->gave_up)
-            parked->gave_up(parked->owner);
-        parked->taking = 0;
-    }
+    if (self->on_broken_off)
+        self->on_broken_off(self, AIO_WAIT_BROKEN_OFF);
 }
 
 /* The coroutine that waits is closed. */
 static PyObject *wakeup_close(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    give_up((Wakeup *)object);
+    wakeup_break_off((Wakeup *)object);
     Py_RETURN_NONE;
 }
 
@@ -175,7 +173,7 @@ static PyObject *wakeup_throw(PyObject *object, PyObject *args)
 
     if (!PyArg_UnpackTuple(args, "throw", 1, 3, &type, &value, &traceback))
         return NULL;
-    give_up((Wakeup *)object);
+    wakeup_break_off((Wakeup *)object);
     if (PyExceptionInstance_Check(type))
         PyErr_SetObject((PyObject *)Py_TYPE(type), type);
     else
@@ -202,6 +200,21 @@ static PyObject *wakeup_add_done_callback(PyObject *object, PyObject *const *arg
         self->context = args[1];
     }
     Py_RETURN_NONE;
+}
+
+void aio_call_soon(PyObject *loop, PyObject *owner, uint32_t events)
+{
+    PyObject *type, *value, *traceback, *handle = NULL;
+
+    PyErr_Fetch(&type, &value, &traceback);
+    /* A second try, as a signal's handler may have raised in the first; a closed loop calls nobody.
+     */
+    for (int tries = 0; !handle && tries < 2; tries++) {
+        PyErr_Clear();
+        handle = PyObject_CallMethod(loop, "call_soon", "OI", owner, (unsigned int)events);
+    }
+    Py_XDECREF(handle);
+    PyErr_Restore(type, value, traceback);
 }
 
 /* Have the loop resume the task in its next turn. */
@@ -240,10 +253,10 @@ static PyObject *wakeup_cancel(PyObject *object, PyObject *args, PyObject *kwarg
                                         : PyObject_CallNoArgs(cancelled_error);
     if (!self->error)
         return NULL;
-    left(self, 0);
+    wakeup_end_spin(self, 0);
     self->state = AIO_READY;
-    if (Py_IS_TYPE(object, aio_waiting_type)) /* the sends behind it do not wait for it */
-        aio_waiting_leave((Waiting *)self);
+    if (self->on_broken_off)
+        self->on_broken_off(self, AIO_WAIT_CANCELED);
     if (resume_soon(self))
         return NULL;
     Py_RETURN_TRUE;
@@ -268,7 +281,7 @@ int aio_wake(Wakeup *self)
 
     if (self->state != AIO_WAITING || !self->callback)
         return 0;
-    left(self, 1);
+    wakeup_end_spin(self, 1);
     self->state = AIO_READY;
     callback = self->callback;
     context = self->context;
@@ -296,7 +309,7 @@ int aio_wake_soon(Wakeup *self)
 {
     if (self->state != AIO_WAITING || !self->callback)
         return 0;
-    left(self, 1);
+    wakeup_end_spin(self, 1);
     self->state = AIO_READY;
     return resume_soon(self) ? -1 : 1;
 }
@@ -384,21 +397,39 @@ PyObject *aio_iterate(PyObject *object, PySendResult (*send)(PyObject *, PyObjec
     return result;
 }
 
-/* Parked */
+/* ReceiveWakeup */
 
-Parked *aio_park(PyObject *loop, PyObject *owner, PyObject *(*take)(PyObject *, int))
+/* The task has broken off its wait: what it waited for may be for another task. */
+static void receive_wakeup_broken_off(Wakeup *wakeup, enum aio_wait_end how)
 {
-    PyObject *object = PyObject_CallFunctionObjArgs((PyObject *)aio_parked_type, loop, NULL);
+    ReceiveWakeup *self = (ReceiveWakeup *)wakeup;
 
-    if (object) {
-        ((Parked *)object)->owner = owner;
-        ((Parked *)object)->take = take;
-    }
-    return (Parked *)object;
+    if (how == AIO_WAIT_CANCELED)
+        return; /* aio_receive_wakeup_step sees the error when the task runs */
+    if (self->taking && self->owner && self->gave_up)
+        self->gave_up(self->owner);
+    self->taking = 0;
 }
 
-/* For the tp_traverse of the owner, which has the Parked and its method. */
-int aio_parked_traverse(Parked *parked, visitproc visit, void *arg)
+ReceiveWakeup *aio_receive_wakeup_new(PyObject *loop, PyObject *owner,
+                                      PyObject *(*take)(PyObject *, int))
+{
+    PyObject *object =
+        PyObject_CallFunctionObjArgs((PyObject *)aio_receive_wakeup_type, loop, NULL);
+
+    if (object) {
+        ((ReceiveWakeup *)object)->owner = owner;
+        ((ReceiveWakeup *)object)->take = take;
+        ((ReceiveWakeup *)object)->wakeup.on_broken_off = receive_wakeup_broken_off;
+    }
+    return (ReceiveWakeup *)object;
+}
+
+/*
+ * To be called by the tp_traverse of the owner, which holds the references to the ReceiveWakeup and
+ * to its bound method.
+ */
+int aio_receive_wakeup_traverse(ReceiveWakeup *parked, visitproc visit, void *arg)
 {
     Py_VISIT((PyObject *)parked);
     if (parked)
@@ -406,10 +437,10 @@ int aio_parked_traverse(Parked *parked, visitproc visit, void *arg)
     return 0;
 }
 
-/* The owner parts from its Parked. */
-void aio_unpark(Parked **place)
+/* The owner parts from its ReceiveWakeup. */
+void aio_receive_wakeup_part(ReceiveWakeup **place)
 {
-    Parked *parked = *place;
+    ReceiveWakeup *parked = *place;
 
     *place = NULL;
     if (!parked)
@@ -420,13 +451,17 @@ void aio_unpark(Parked **place)
 }
 
 /*
- * The method add_done_callback, as an object that is made once: to make it takes longer than its
- * call, and a task asks for it at each wait.  It has a reference to the Parked; to avoid a cycle,
- * the reference to it counts as the owner's.
+ * The bound method add_done_callback.  A task asks for it at each wait, and to make it takes longer
+ * than to call it; so it is made once and kept in `adder`.
+ *
+ * The method refers to the ReceiveWakeup, and the ReceiveWakeup to the method.  The collector is
+ * not shown this cycle: the owner visits `adder` as if it were its own member
+ * (aio_receive_wakeup_traverse), and clears it when it parts from the ReceiveWakeup
+ * (aio_receive_wakeup_part).
  */
-static PyObject *parked_adder(PyObject *object, void *Py_UNUSED(unused))
+static PyObject *receive_wakeup_adder(PyObject *object, void *Py_UNUSED(unused))
 {
-    Parked *self = (Parked *)object;
+    ReceiveWakeup *self = (ReceiveWakeup *)object;
     PyObject *made;
 
     if (self->adder)
@@ -437,48 +472,10 @@ static PyObject *parked_adder(PyObject *object, void *Py_UNUSED(unused))
     return made;
 }
 
-/* Of Parked: the next message. */
-PyObject *aio_take_message(PyObject *owner, int again)
+PySendResult aio_receive_wakeup_step(PyObject *object, PyObject *Py_UNUSED(value),
+                                     PyObject **result)
 {
-    MessageState *self = (MessageState *)owner;
-    struct aio_message_state *m = &self->state;
-    PyObject *message;
-    int elsewhere;
-
-    if (m->python || m->held >= m->half)
-        Py_RETURN_FALSE;
-    /* A task that was resumed is where it was when it began to wait. */
-    elsewhere = again ? 0 : aio_is_elsewhere(self);
-    if (elsewhere < 0)
-        return NULL;
-    if (elsewhere)
-        Py_RETURN_FALSE;
-    if (m->head == m->tail) {
-        m->waiting = 1;
-        aio_give_credit(m);
-        return Py_NewRef(m->error ? Py_False : Py_None);
-    }
-    if (m->arrivals[m->head & m->arrival_mask].large)
-        Py_RETURN_FALSE;
-    message = aio_take_first(self);
-    if (message == Py_None) { /* a function that the collector runs has taken it */
-        Py_DECREF(message);
-        Py_RETURN_FALSE;
-    }
-    if (!message)
-        return NULL;
-    m->messages_received++;
-    m->bytes_received += (uint64_t)((Message *)message)->length;
-    if (((Message *)message)->in_slot) {
-        ((Message *)message)->kept = 1;
-        m->held++;
-    }
-    return message;
-}
-
-PySendResult aio_parked_send(PyObject *object, PyObject *Py_UNUSED(value), PyObject **result)
-{
-    Parked *self = (Parked *)object;
+    ReceiveWakeup *self = (ReceiveWakeup *)object;
     int again = self->wakeup.state != AIO_IDLE;
     PyObject *owner;
 
@@ -496,7 +493,7 @@ PySendResult aio_parked_send(PyObject *object, PyObject *Py_UNUSED(value), PyObj
     }
     if (again)
         aio_wakeup_forget(&self->wakeup);
-    owner = Py_NewRef(self->owner); /* `take` may run the collector, which may find the state */
+    owner = Py_NewRef(self->owner); /* `take` may run the collector, which may end the owner */
     *result = self->take(owner, again);
     Py_DECREF(owner);
     if (*result == Py_None && !again) {
@@ -504,7 +501,7 @@ PySendResult aio_parked_send(PyObject *object, PyObject *Py_UNUSED(value), PyObj
         *result = aio_wakeup_next(object);
         if (*result)
             return PYGEN_NEXT;
-        give_up(&self->wakeup);
+        wakeup_break_off(&self->wakeup);
         return PYGEN_ERROR;
     }
     self->taking = 0;
@@ -520,41 +517,41 @@ PySendResult aio_parked_send(PyObject *object, PyObject *Py_UNUSED(value), PyObj
  * The tp_iternext of Wakeup would park without looking for a message that has arrived already, and
  * nothing would resume the task.
  */
-static PyObject *parked_next(PyObject *object)
+static PyObject *receive_wakeup_next(PyObject *object)
 {
-    return aio_iterate(object, aio_parked_send);
+    return aio_iterate(object, aio_receive_wakeup_step);
 }
 
-/* A Parked that is awaited itself is a Wakeup: its wait ends without a message. */
-static PyObject *parked_await(PyObject *object)
+/* A ReceiveWakeup that is awaited itself is a Wakeup: its wait ends without a message. */
+static PyObject *receive_wakeup_await(PyObject *object)
 {
     PyObject *awaited = aio_wakeup_await(object);
 
     if (awaited)
-        ((Parked *)object)->taking = 0;
+        ((ReceiveWakeup *)object)->taking = 0;
     return awaited;
 }
 
-static PyGetSetDef parked_getset[] = {
-    {"add_done_callback", parked_adder, NULL, NULL, NULL},
+static PyGetSetDef receive_wakeup_getset[] = {
+    {"add_done_callback", receive_wakeup_adder, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyType_Slot parked_slots[] = {
-    {Py_am_await, parked_await},
-    {Py_am_send, aio_parked_send},
-    {Py_tp_iternext, parked_next},
-    {Py_tp_getset, parked_getset},
+static PyType_Slot receive_wakeup_slots[] = {
+    {Py_am_await, receive_wakeup_await},
+    {Py_am_send, aio_receive_wakeup_step},
+    {Py_tp_iternext, receive_wakeup_next},
+    {Py_tp_getset, receive_wakeup_getset},
     {Py_tp_members, wakeup_members}, /* those of a base are read more slowly */
     {Py_tp_doc, "What a task that waits for a message is parked on."},
     {0, NULL},
 };
 
-PyType_Spec aio_parked_spec = {
-    .name = "aiordma._core.Parked",
-    .basicsize = sizeof(Parked),
+PyType_Spec aio_receive_wakeup_spec = {
+    .name = "aiordma._core.ReceiveWakeup",
+    .basicsize = sizeof(ReceiveWakeup),
     .flags = Py_TPFLAGS_DEFAULT,
-    .slots = parked_slots,
+    .slots = receive_wakeup_slots,
 };
 
 /* asyncio.Future() asks its loop whether to debug, and nothing else. */

@@ -1,0 +1,20 @@
+"""Objects that are known by weak references."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import TypeVar
+
+__all__ = ["living"]
+
+T = TypeVar("T")
+
+
+def living(references: Iterable[weakref.ref[T]]) -> list[T]:
+    """Return the objects that live.
+
+    Of a `WeakValueDictionary` give it `valuerefs()`, which is a copy: other threads may add entries
+    meanwhile, and so may what is done with the objects.
+    """
+    return [found for reference in references if (found := reference()) is not None]
