@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
+import inspect
 import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +29,7 @@ settings.register_profile("unit", derandomize=True, **_ANY_SPEED)
 settings.register_profile("random", print_blob=True, max_examples=500, **_ANY_SPEED)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "unit"))
 
+FOLDER = Path(__file__).parent
 LIMIT_S = 20.0
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.SelectorEventLoop,
@@ -33,8 +38,28 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.option.asyncio_debug = True
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """A test that is a coroutine runs on both loops, and one of no loop in particular once."""
+    if item.get_closest_marker("one_loop"):
+        return {"asyncio": lambda: _new_loop("asyncio")}
+    names = [config.getoption("--unit-loop")] if config.getoption("--unit-loop") else LOOPS
+    return {name: functools.partial(_new_loop, name) for name in names}
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep to one loop, if the command line says so."""
+    """Give coroutines a limit, and keep to one loop, if the command line says so."""
+    for item in items:
+        if not isinstance(item, pytest.Function) or FOLDER not in item.path.parents:
+            continue
+        # The clock of a test for one loop may be the test's own.
+        if inspect.iscoroutinefunction(item.obj) and not item.get_closest_marker("one_loop"):
+            item.obj = _with_limit(item.obj)
     if only := config.getoption("--unit-loop"):
         others = LOOPS.keys() - {only}
         chosen = {item: others.isdisjoint(map(str, _parameters(item))) for item in items}
@@ -52,10 +77,22 @@ async def _bounded(main: Coroutine[Any, Any, Any]) -> Any:
         return await main
 
 
+def _with_limit(test: Callable[..., Coroutine[Any, Any, None]]) -> Any:
+    @functools.wraps(test)
+    async def limited(**fixtures: Any) -> None:
+        await _bounded(test(**fixtures))
+
+    return limited
+
+
+def _new_loop(name: str) -> asyncio.AbstractEventLoop:
+    loop = LOOPS[name]()
+    loop.slow_callback_duration = 60  # a busy machine is no news; logs are looked at
+    return loop
+
+
 def _runner(name: str) -> asyncio.Runner:
-    runner = asyncio.Runner(loop_factory=LOOPS[name], debug=True)
-    runner.get_loop().slow_callback_duration = 60  # a busy machine is no news; logs are looked at
-    return runner
+    return asyncio.Runner(loop_factory=lambda: _new_loop(name), debug=True)
 
 
 def run_on(name: str, main: Coroutine[Any, Any, Any]) -> Any:
@@ -82,6 +119,17 @@ async def settle(rounds: int = 5) -> None:
     """Let every other task run until it waits."""
     for _ in range(rounds):
         await asyncio.sleep(0)
+
+
+@contextmanager
+def eager_collector() -> Iterator[None]:
+    """The youngest objects are looked at with each allocation, all of them rather often."""
+    before = gc.get_threshold()
+    gc.set_threshold(1, 3, 3)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 @pytest.fixture

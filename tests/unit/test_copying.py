@@ -20,7 +20,6 @@ from aiordma.endpoint.config import ConnectionConfig
 from aiordma.loop.uncopied import Uncopied
 from aiordma.verbs import Access
 
-from .conftest import Run
 from .endpoint.fabric import Wire
 
 COPIES: list[Callable[[Any], object]] = [
@@ -65,18 +64,14 @@ def test_a_public_class_is_one_of_values_or_says_that_it_is_not(kind: type) -> N
 
 
 @pytest.mark.parametrize("copied", COPIES)
-def test_a_connection_is_not_copied(run: Run, copied: Callable[[Any], object]) -> None:
+async def test_a_connection_is_not_copied(copied: Callable[[Any], object]) -> None:
     """The second would end the queue pair under the first when it is dropped."""
-
-    async def main() -> None:
-        config = ConnectionConfig()
-        wire = Wire(config, config)
-        await wire.open()
-        with pytest.raises(TypeError, match="copy or pickle a Connection"):
-            copied(wire.ends[0])
-        await wire.close()
-
-    run(main())
+    config = ConnectionConfig()
+    wire = Wire(config, config)
+    await wire.open()
+    with pytest.raises(TypeError, match="copy or pickle a Connection"):
+        copied(wire.ends[0])
+    await wire.close()
 
 
 @pytest.mark.parametrize("copied", COPIES)

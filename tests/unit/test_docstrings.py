@@ -17,6 +17,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,14 +28,18 @@ PACKAGES = (
 _OPERATORS = frozenset(
     {
         "__aiter__", "__anext__", "__aenter__", "__aexit__", "__enter__", "__exit__", "__len__",
-        "__bytes__", "__eq__", "__hash__", "__repr__", "__str__", "__bool__", "__iter__",
-        "__buffer__", "__release_buffer__", "__getitem__", "__init__", "__await__", "__del__",
+        "__bytes__", "__contains__", "__eq__", "__hash__", "__repr__", "__str__", "__bool__",
+        "__iter__", "__buffer__", "__release_buffer__", "__getitem__", "__init__", "__await__",
+        "__del__",
         "__post_init__", "__getattr__", "__getnewargs__", "__getstate__", "__new__", "__replace__",
         "__reduce_ex__",  # refuses a copy and a pickle
         "__subclasshook__",  # of every Protocol
         "__annotate_func__", "__annotate__",  # the annotations of a class, since Python 3.14
     }
 )  # fmt: skip
+
+
+_REFERENCE = Path(__file__).parents[2] / "docs/api"
 
 
 def public_names() -> dict[str, Any]:
@@ -44,6 +49,13 @@ def public_names() -> dict[str, Any]:
         for name in module.__all__:
             thing = getattr(module, name)
             found[f"{thing.__module__}.{thing.__qualname__}"] = thing
+    # Types of results have no name in a package, and are in the reference all the same.
+    pages = "".join(page.read_text() for page in sorted(_REFERENCE.glob("*.md")))
+    for path in re.findall(r"^\.\. autoclass:: (aiordma\.[\w.]+)$", pages, re.M):
+        module, _, name = path.rpartition(".")
+        if not path.startswith(("aiordma.contrib", "aiordma.testing", "aiordma.endpoint.connect")):
+            thing = getattr(importlib.import_module(module), name)
+            found.setdefault(f"{thing.__module__}.{thing.__qualname__}", thing)
     return found
 
 

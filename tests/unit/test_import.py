@@ -80,9 +80,9 @@ def test_a_lazy_import_loads_it_at_its_first_use() -> None:
         "lazy import aiordma\n"
         "lazy from aiordma import verbs\n"
         "print('aiordma' in sys.modules)\n"
-        "print(aiordma.connect.__name__, verbs.Device.__name__, 'aiordma' in sys.modules)\n"
+        "print(aiordma.connect.__name__, verbs.Context.__name__, 'aiordma' in sys.modules)\n"
     )
-    assert run(code).splitlines() == ["False", "connect Device True"]
+    assert run(code).splitlines() == ["False", "connect Context True"]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 15), reason="lazy imports came with Python 3.15")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aiordma.arguments import bytes_of
-from aiordma.errors import DeviceMemoryError
+from aiordma.errors import NotSupportedError
 from aiordma.tensors import buffer_of, device_memory_of
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import check_memory
@@ -201,7 +201,7 @@ def test_memory_of_a_gpu_is_refused_where_bytes_are_needed() -> None:
         (CudaArray(4096, (2, 3)), "CUDA device"),
         (Capsuled((2, 3), capsule), "CUDA device 3"),
     ):
-        with pytest.raises(DeviceMemoryError, match=f"it is memory of {name}.*register"):
+        with pytest.raises(NotSupportedError, match=f"it is memory of {name}.*register"):
             bytes_of("it", gpu)
 
 

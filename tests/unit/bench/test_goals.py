@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,14 @@ from tests.bench import (
     jobs,
     machine,
     plain,
+    plain_buffers,
     plain_dask,
     plain_death,
     plain_many,
+    plain_notes,
     plain_one_sided,
     plain_peer,
+    plain_requests,
     plain_streams,
     run,
     tables,
@@ -103,13 +106,16 @@ def test_the_rows_that_are_checked_do_not_share_a_name() -> None:
     assert rows[: len(ordinary)] == ordinary
     slow = {goal.beside for goal in plain.ROWS if not goal.guarded}
     assert slow == {
-        "pyverbs, event-driven", "the kernel's event", "in C with our sizes", "tcp://"
+        "pyverbs, event-driven", "the kernel's event", "in C with our sizes", "tcp://", "grpc.aio"
     }  # fmt: skip
 
 
 def test_ordinary_programs_come_first_and_their_forms_exist() -> None:
     assert run.ROWS[: len(plain.ROWS)] == plain.ROWS
-    modules = (plain_peer, plain_streams, plain_one_sided, plain_dask, plain_many, plain_death)
+    modules = (
+        plain_buffers, plain_dask, plain_death, plain_many, plain_notes, plain_one_sided,
+        plain_peer, plain_requests, plain_streams,
+    )  # fmt: skip
     forms: dict[str, Any] = {file.__name__.rpartition(".")[2]: file.FORMS for file in modules}
     ours = [job for job in plain.jobs() if job.name.startswith("plain ")]
     for job in ours:
@@ -225,6 +231,31 @@ def told(*names: str) -> list[dict[str, Any]]:
     return [{"versions": {"python": "3"}}, *lines]
 
 
+Guest = Callable[[list[str], str], Iterator[dict[str, Any]]]
+
+
+def run_in(
+    monkeypatch: pytest.MonkeyPatch, raw: Path, guest: Guest, devices: dict[str, str]
+) -> Measured:
+    """Run jobs of these names, each on its device, in guests that tell what `guest` does."""
+
+    def guest_lines(plan: Path, stall_s: float, *, device: str) -> Iterator[dict[str, Any]]:
+        return guest([step["name"] for step in json.loads(plan.read_text())], device)
+
+    monkeypatch.setattr(machine, "guest_lines", guest_lines)
+    monkeypatch.setattr(machine, "prepare", lambda _device: None)
+    monkeypatch.setattr(machine, "compile_programs", lambda: None)
+    measured = Measured()
+    every = [
+        jobs.Job(name, "numbers", ("true",), rounds=1, device=device)
+        for name, device in devices.items()
+    ]
+    machine.run(every, measured, raw)
+    again = machine.read(raw, every)
+    assert (again.results, again.failures) == (measured.results, measured.failures)
+    return measured
+
+
 def run_with(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *guests: list[dict[str, Any]]
 ) -> tuple[Measured, int]:
@@ -232,19 +263,12 @@ def run_with(
     left = iter(guests)
     started = []
 
-    def guest_lines(plan: Path, stall_s: float, *, device: str) -> Iterator[dict[str, Any]]:
-        started.append(json.loads(plan.read_text()))
+    def guest(names: list[str], device: str) -> Iterator[dict[str, Any]]:
+        started.append(names)
         yield from next(left)
 
-    monkeypatch.setattr(machine, "guest_lines", guest_lines)
-    monkeypatch.setattr(machine, "prepare", lambda _device: None)
-    monkeypatch.setattr(machine, "compile_programs", lambda: None)
-    measured = Measured()
-    every = [jobs.Job(name, "numbers", ("true",), rounds=1) for name in "xyz"]
-    machine.run(every, measured, tmp_path / "raw.jsonl")
-    again = machine.read(tmp_path / "raw.jsonl", every)
-    assert (again.results, again.failures) == (measured.results, measured.failures)
-    return measured, len(started)
+    devices = dict.fromkeys("xyz", "rxe")
+    return run_in(monkeypatch, tmp_path / "raw.jsonl", guest, devices), len(started)
 
 
 def test_a_job_that_does_not_end_fails_and_the_others_go_on(
@@ -275,21 +299,12 @@ def test_a_guest_that_never_starts_is_a_failure(
 def test_each_device_has_guests_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     started = []
 
-    def guest_lines(plan: Path, stall_s: float, *, device: str) -> Iterator[dict[str, Any]]:
-        names = [step["name"] for step in json.loads(plan.read_text())]
+    def guest(names: list[str], device: str) -> Iterator[dict[str, Any]]:
         started.append((device, names))
         yield from told(*names)
 
-    monkeypatch.setattr(machine, "guest_lines", guest_lines)
-    monkeypatch.setattr(machine, "prepare", lambda _device: None)
-    monkeypatch.setattr(machine, "compile_programs", lambda: None)
-    measured = Measured()
     devices = {"x": "rxe", "y": "siw", "z": "rxe"}
-    every = [
-        jobs.Job(name, "numbers", ("true",), rounds=1, device=device)
-        for name, device in devices.items()
-    ]
-    machine.run(every, measured, tmp_path / "raw.jsonl")
+    measured = run_in(monkeypatch, tmp_path / "raw.jsonl", guest, devices)
     assert started == [("rxe", ["x", "z"]), ("siw", ["y"])]
     assert len(measured.results) == 3
 
@@ -300,13 +315,10 @@ def test_what_a_guest_told_is_in_the_file_before_it_tells_more(
     raw = tmp_path / "raw.jsonl"
     there = []
 
-    def guest_lines(plan: Path, stall_s: float, *, device: str) -> Iterator[dict[str, Any]]:
+    def guest(names: list[str], device: str) -> Iterator[dict[str, Any]]:
         for line in told("x"):
             yield line
             there.append(json.loads(raw.read_text().splitlines()[-1]) == line)
 
-    monkeypatch.setattr(machine, "guest_lines", guest_lines)
-    monkeypatch.setattr(machine, "prepare", lambda _device: None)
-    monkeypatch.setattr(machine, "compile_programs", lambda: None)
-    machine.run([jobs.Job("x", "numbers", ("true",), rounds=1)], Measured(), raw)
+    run_in(monkeypatch, raw, guest, {"x": "rxe"})
     assert there == [True, True]

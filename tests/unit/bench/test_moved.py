@@ -53,7 +53,7 @@ def test_programs_that_were_not_counted(windows: tuple[tuple[float, float], ...]
 
 
 def test_the_table_is_written(tmp_path: Path) -> None:
-    page = tmp_path / "benchmarks.md"
+    page = tmp_path / "benchmarks-all.md"
     page.write_text("a\n<!-- moved: bytes -->\n<!-- end: bytes -->\nb\n")
     moved.write(moved.parse(counted(*GOOD)), tmp_path)
     text = page.read_text()

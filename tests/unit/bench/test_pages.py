@@ -58,7 +58,7 @@ def test_numbers_have_the_digits_that_mean_something(value: float | None, said: 
 def test_a_sweep_stands_beside_the_other_program() -> None:
     curve = sweeps.OVER_DEPTH[0]
     ours, theirs = (f"{curve.job_name(who, 16)}|MiB/s" for who in ("ours", "theirs"))
-    rows = table(PAGES["benchmarks.md"]["depths"], **{ours: 30.0, theirs: 40.0})
+    rows = table(PAGES["benchmarks-all.md"]["depths"], **{ours: 30.0, theirs: 40.0})
     assert [row[:3] for row in rows if row[0] == "16"] == [["16", "30", "0.75"]]
     assert [row[1:3] for row in rows if row[0] == "1"] == [["-", "-"]]
     assert [row[0] for row in rows] == [str(depth) for depth in sweeps.DEPTHS]
@@ -87,13 +87,20 @@ def test_large_messages_stand_beside_tcp_and_beside_c() -> None:
         "plain echo 65536 uvloop|us": 840.0,
     }
     rows = table(PAGES["benchmarks.md"]["bulk"], **figures)
-    assert rows[0] == ["half a round trip, us", "400", "700", "840", "1.75", "2.10", "1.20"]
+    assert rows[0] == ["half a round trip, us", "400", "700", "840"]
     assert all(set(row[1:]) == {"-"} for row in rows[1:])
+
+
+def test_the_short_page_has_a_few_of_the_rows() -> None:
+    found = measured(**{"plain echo 64 uvloop|us": 84.0, "ib_send_lat -e|us": 70.0})
+    rows = pages.short(found, run.outcomes(found, run.ROWS)).splitlines()[2:]
+    assert rows[0] == "| echo, 64 B, half round trip | ib_send_lat -e | 1.20, less is better |"
+    assert [row.endswith(" | - |") for row in rows[1:]] == [True] * (len(pages.SHORT) - 1)
 
 
 def test_ordinary_programs_stand_beside_tcp_on_the_same_loop() -> None:
     figures = {"plain callers 1 asyncio|us": 300.0, "plain callers 1 asyncio TCP|us": 400.0}
-    rows = table(PAGES["benchmarks.md"]["plain"], **figures)
+    rows = table(PAGES["benchmarks-all.md"]["plain"], **figures)
     assert rows[1] == ["1 caller, a call", "-", "-", "-", "300", "400", "0.75"]
     assert "65,536 bytes, half a round trip" in [row[0] for row in rows]
     assert len(rows) == len(plain.BESIDE_TCP) + len(plain.STREAMS)

@@ -24,7 +24,7 @@ from tests.bench import (
     profile_tables,
     report,
 )
-from tests.bench.layers import LAYERS, UNKNOWN, layer_of
+from tests.bench.layers import UNKNOWN
 from tests.bench.profile_counts import Profile
 from tests.bench.profile_jobs import HALF, ROWS
 from tests.bench.symbols import KERNEL, Maps, Place, Table, kernel
@@ -103,59 +103,6 @@ def test_counts_are_attributed_and_held_against_the_clock() -> None:
         "kernel: memory": 30,
         UNKNOWN: 8,
     }
-
-
-@pytest.mark.parametrize(
-    ("file", "function", "layer"),
-    [
-        (KERNEL, "default_idle_call", "kernel: idle"),
-        (KERNEL, "__schedule", "kernel: scheduler, work queues"),
-        (KERNEL, "schedule_hrtimeout_range_clock", "kernel: timers, clocks"),
-        (KERNEL, "ep_poll_callback", "kernel: epoll, wake-ups of it"),
-        (KERNEL, "__alloc_skb", "kernel: network, softirqs"),
-        (KERNEL, "memset_erms", "kernel: memory"),
-        (KERNEL, "entry_SYSCALL_64", "kernel: system calls, files, checks"),
-        (KERNEL, "_raw_spin_lock", "kernel: locks, lists, trees"),
-        (KERNEL, "crc32_body", "kernel: Soft-RoCE"),
-        (KERNEL, "zzz", "kernel: other"),
-        ("rdma_rxe", "rxe_rcv", "kernel: Soft-RoCE"),
-        ("ib_uverbs", "ib_uverbs_write", "kernel: RDMA core"),
-        ("9p", "v9fs_stat", "kernel: other"),
-        (PYTHON, "_PyEval_EvalFrameDefault", "CPython: evaluation, frames"),
-        (PYTHON, "_PyObject_Free", "CPython: memory, collector"),
-        (PYTHON, "subtype_dealloc", "CPython: memory, collector"),
-        (PYTHON, "_Py_dict_lookup", "CPython: attributes, dictionaries"),
-        (PYTHON, "_PyObject_MakeTpCall", "CPython: calls"),
-        (PYTHON, "min_max", "CPython: numbers, comparisons, time"),
-        ("/usr/bin/python3.11", "list_extend", "CPython: other"),
-        ("/x/aiordma/_ffi/_fast.abi3.so", "wakeup_wake", "aiordma's C"),
-        ("/x/aiordma/_ffi/_rdma.abi3.so", "_cffi_f_aio_drain", "cffi"),
-        ("/x/uvloop/loop.cpython-311-x86_64-linux-gnu.so", "uv__io_poll", "uvloop"),
-        ("/x/lib-dynload/_asyncio.cpython-311.so", "task_step_impl", "_asyncio"),
-        ("/usr/lib/x86_64-linux-gnu/libc.so.6", "malloc", "libc, vdso"),
-        ("/usr/lib/libibverbs/librxe-rdmav34.so", "?", "libibverbs, librdmacm, provider"),
-        ("/usr/bin/ib_send_lat", "?", "the program"),
-        ("/opt/else.so", "f", UNKNOWN),
-        ("", "?", UNKNOWN),
-    ],
-)
-def test_layers(file: str, function: str, layer: str) -> None:
-    assert layer_of(Place(file, function, 0)) == layer
-    assert layer in LAYERS
-
-
-def test_every_layer_has_one_row() -> None:
-    assert len(set(LAYERS)) == len(LAYERS)
-
-
-def test_names_of_functions() -> None:
-    assert profile_tables.called(Place(KERNEL, "kfree", 0)) == "kfree"
-    assert (
-        profile_tables.called(Place("/l/librxe-rdmav34.so", "?", 0)) == "librxe-rdmav34 (no names)"
-    )
-    chosen = Place("/l/libc.so.6", "__nss_database_lookup+", 0)
-    assert profile_tables.called(chosen) == "libc: memcpy and the like"
-    assert profile_tables.called(Place("", "?", 0)) == "unknown (no names)"
 
 
 def test_the_programs_in_c_are_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

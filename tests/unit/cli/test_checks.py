@@ -23,14 +23,6 @@ from .machine import EMPTY, LINK_LOCAL, Machine
 LIMIT_S = 60
 
 
-@pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """A machine without a device."""
-    made = Machine(tmp_path)
-    made.install(monkeypatch)
-    return made
-
-
 def test_a_check_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     monkeypatch.setattr(bounded, "LIMIT_S", 0.05)

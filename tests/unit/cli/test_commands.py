@@ -40,14 +40,6 @@ from aiordma.cli.__main__ import main
 """
 
 
-@pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """A machine without a device."""
-    made = Machine(tmp_path)
-    made.install(monkeypatch)
-    return made
-
-
 @pytest.fixture(params=["click", "argparse"])
 def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both command lines: with the extra `cli` and without."""
@@ -66,7 +58,7 @@ def test_doctor_says_what_to_do(
     assert main(["doctor"]) == 1
     text = capsys.readouterr().out
     assert f"FAIL  kernel devices      the kernel lists none in {machine.sysfs}" in text
-    assert "python -m aiordma.testing.softroce" in text
+    assert "python -m aiordma_softroce" in text
     assert text.splitlines()[-1].startswith("RDMA cannot be used like this: 1 failed")
 
 

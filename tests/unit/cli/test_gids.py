@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -11,14 +10,6 @@ from aiordma.cli.__main__ import main
 from aiordma.cli.gids import list_gids
 
 from .machine import EMPTY, GID, LINK_LOCAL, Machine
-
-
-@pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """A machine without a device."""
-    made = Machine(tmp_path)
-    made.install(monkeypatch)
-    return made
 
 
 def test_columns_of_words(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:

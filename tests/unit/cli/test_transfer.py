@@ -24,8 +24,6 @@ from aiordma.cli.transfer.frames import MOST_DATA, Done, Get, Put, Ready, Reason
 from aiordma.cli.transfer.server import Quota, Served, serve_one
 from aiordma.streams.stream_reader import READER_LIMIT, RdmaStreamReader
 
-from ..conftest import Run
-
 Streams = tuple[RdmaStreamReader, asyncio.StreamWriter]
 LIMIT_S = 20.0
 SIZES = [0, 1, MOST_DATA - 1, MOST_DATA, 3 * MOST_DATA + 5]
@@ -342,21 +340,17 @@ def a_service(path: Path, *, most_clients: int = 4, quota: Quota | None = None) 
     return serve.Service(Folder(path), True, False, LIMIT_S, most_clients, quota)
 
 
-def test_g06_names_and_texts_are_shown_as_they_are(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+async def test_g06_names_and_texts_are_shown_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A client's name in the server's log, and a server's text in the client's error."""
     forged = f"{EVIL}\nput forged 1 bytes"
-
-    async def main() -> None:
-        service = a_service(tmp_path)
-        async with connected(service.client) as exchange:
-            with pytest.raises(TransferError) as refused:
-                await client.get(exchange, forged, local_incoming(tmp_path / "x"), *BAR)
-        service.folder.close()
-        print_hint(f"aiordma cp: {refused.value}")
-
-    run(main())
+    service = a_service(tmp_path)
+    async with connected(service.client) as exchange:
+        with pytest.raises(TransferError) as refused:
+            await client.get(exchange, forged, local_incoming(tmp_path / "x"), *BAR)
+    service.folder.close()
+    print_hint(f"aiordma cp: {refused.value}")
     out, err = capsys.readouterr()
     for text in (out, err):
         lines = text.splitlines()
@@ -395,87 +389,73 @@ def test_g06_quotas() -> None:
     quota.take(40)
 
 
-def test_g06_the_quota_is_kept_on_the_wire(run: Run, tmp_path: Path) -> None:
+async def test_g06_the_quota_is_kept_on_the_wire(tmp_path: Path) -> None:
     """A file that does not come counts no more; one that has come does."""
     (tmp_path / "served").mkdir()
     a_file(tmp_path / "file", 600)
     source = local_source(tmp_path / "file")
-
-    async def main() -> None:
-        service = a_service(tmp_path / "served", quota=Quota(1000, 10, 700))
+    service = a_service(tmp_path / "served", quota=Quota(1000, 10, 700))
+    async with connected(service.client) as exchange:
+        await exchange.say(Put("half", 700))
+        await exchange.hear(Ready)
+    for name, fits in (("one", True), ("two", False)):
         async with connected(service.client) as exchange:
-            await exchange.say(Put("half", 700))
-            await exchange.hear(Ready)
-        for name, fits in (("one", True), ("two", False)):
-            async with connected(service.client) as exchange:
-                size = await in_thread(source.open)
-                if fits:
+            size = await in_thread(source.open)
+            if fits:
+                await client.put(exchange, source, size, name, BAR[1])
+            else:
+                with pytest.raises(TransferError, match="takes 400 bytes more"):
                     await client.put(exchange, source, size, name, BAR[1])
-                else:
-                    with pytest.raises(TransferError, match="takes 400 bytes more"):
-                        await client.put(exchange, source, size, name, BAR[1])
-                await in_thread(source.close)
-        async with connected(service.client) as exchange:
-            await exchange.say(Put("huge", (1 << 63) - 1))
-            with pytest.raises(TransferError, match="more than a file may have here, 700"):
-                await exchange.hear(Ready)
-        service.folder.close()
-
-    run(main())
+            await in_thread(source.close)
+    async with connected(service.client) as exchange:
+        await exchange.say(Put("huge", (1 << 63) - 1))
+        with pytest.raises(TransferError, match="more than a file may have here, 700"):
+            await exchange.hear(Ready)
+    service.folder.close()
     assert os.listdir(tmp_path / "served") == ["one"]
 
 
-def test_g06_clients_at_once(run: Run, tmp_path: Path) -> None:
-    async def main() -> None:
-        service = a_service(tmp_path, most_clients=3)
-        async with connected(service.client), connected(service.client):
-            await until(lambda: len(service.clients) == 2)
-            async with connected(service.client) as late:
-                with pytest.raises(TransferError, match="has 2 clients already of 127"):
-                    await late.hear(Ready)
-            await until(lambda: len(service.clients) == 2)
-            assert not service.why_full("192.0.2.1"), "another source gets in"
-        await until(lambda: not service.clients)
+async def test_g06_clients_at_once(tmp_path: Path) -> None:
+    service = a_service(tmp_path, most_clients=3)
+    async with connected(service.client), connected(service.client):
+        await until(lambda: len(service.clients) == 2)
+        async with connected(service.client) as late:
+            with pytest.raises(TransferError, match="has 2 clients already of 127"):
+                await late.hear(Ready)
+        await until(lambda: len(service.clients) == 2)
+        assert not service.why_full("192.0.2.1"), "another source gets in"
+    await until(lambda: not service.clients)
+    async with connected(service.client) as next_:
+        with pytest.raises(TransferError, match="No such file"):
+            await client.get(next_, "none", local_incoming(tmp_path / "x"), *BAR)
+    service.folder.close()
+
+
+async def test_g02_a_client_that_asks_for_nothing_gives_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "SILENT_S", 0)
+    service = a_service(tmp_path, most_clients=1)
+    async with connected(service.client):
+        await until(lambda: service.holders)
         async with connected(service.client) as next_:
             with pytest.raises(TransferError, match="No such file"):
                 await client.get(next_, "none", local_incoming(tmp_path / "x"), *BAR)
-        service.folder.close()
-
-    run(main())
+    service.folder.close()
 
 
-def test_g02_a_client_that_asks_for_nothing_gives_way(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_g02_refusals_by_serve_are_not_all_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(serve, "SILENT_S", 0)
-
-    async def main() -> None:
-        service = a_service(tmp_path, most_clients=1)
-        async with connected(service.client):
-            await until(lambda: service.holders)
-            async with connected(service.client) as next_:
-                with pytest.raises(TransferError, match="No such file"):
-                    await client.get(next_, "none", local_incoming(tmp_path / "x"), *BAR)
-        service.folder.close()
-
-    run(main())
-
-
-def test_g02_refusals_by_serve_are_not_all_told(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async def main() -> None:
-        service = a_service(tmp_path, most_clients=1)
-        async with connected(service.client):
-            await until(lambda: service.holders)
-            for _ in range(9):
-                async with connected(service.client) as late:
-                    with pytest.raises(TransferError, match="has 1 clients already"):
-                        await late.hear(Ready)
-        await until(lambda: not service.clients)
-        service.folder.close()
-
-    run(main())
+    service = a_service(tmp_path, most_clients=1)
+    async with connected(service.client):
+        await until(lambda: service.holders)
+        for _ in range(9):
+            async with connected(service.client) as late:
+                with pytest.raises(TransferError, match="has 1 clients already"):
+                    await late.hear(Ready)
+    await until(lambda: not service.clients)
+    service.folder.close()
     lines = [line for line in capsys.readouterr().out.splitlines() if "refused" in line]
     assert [int(line.split("(")[-1].split()[0]) for line in lines] == [1, 2, 4, 8]
 

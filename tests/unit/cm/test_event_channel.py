@@ -15,10 +15,12 @@ from aiordma.cm import event_channel
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.cm.event_channel import EventChannel
+from aiordma.cm.step import Step
 from aiordma.loop.workers import reaper
-from tests.inside.cm import enroll, kept_of, publish, set_short_pause
+from tests.inside.cm import enroll, kept_of, pass_requests_on, publish, set_short_pause
+from tests.inside.loop import all_done
 
-from ..conftest import LIMIT_S, Run, settle
+from ..conftest import LIMIT_S, settle
 
 pytestmark = pytest.mark.skipif(load_error() is not None, reason="rdma-core is not installed")
 
@@ -70,6 +72,7 @@ class Owner:
     def __init__(self, *, closed: bool = False) -> None:
         self.closed = closed
         self._unacked = 0
+        self._step = Step()
 
 
 @pytest.fixture
@@ -120,118 +123,129 @@ async def close(channel: EventChannel) -> None:
     await channel.wait_closed()
 
 
-def test_i02_an_event_for_a_reader_that_is_cancelled_goes_to_the_next(
-    run: Run, calls: list[Any]
+async def test_i02_an_event_for_a_reader_that_is_cancelled_goes_to_the_next(
+    calls: list[Any],
 ) -> None:
-    async def main() -> None:
-        events = await channel()
-        first, second = (asyncio.create_task(events.get_event()) for _ in range(2))
-        await settle()
-        event = event_of(events)
-        publish(events, event)
-        first.cancel()  # it was granted the event, and has not run
-        await settle(10)
-        assert first.cancelled()
-        assert second.done(), "it waits, and the event lies there"
-        assert await second is event
-        event.ack()
-        await close(events)
-
-    run(main())
+    events = await channel()
+    first, second = (asyncio.create_task(events.get_event()) for _ in range(2))
+    await settle()
+    event = event_of(events)
+    publish(events, event)
+    first.cancel()  # it was granted the event, and has not run
+    await settle(10)
+    assert first.cancelled()
+    assert second.done(), "it waits, and the event lies there"
+    assert await second is event
+    event.ack()
+    await close(events)
 
 
-def test_g11_a_channel_without_memory_neither_spins_nor_goes_deaf(
-    run: Run, calls: list[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+async def test_g11_a_channel_without_memory_neither_spins_nor_goes_deaf(
+    calls: list[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_short_pause(monkeypatch, 0.01)
+    events = await channel()
+    pump = Pump.last
+    tries, again = 0, asyncio.Event()
+    monkeypatch.setattr(pump, "resume", again.set)
 
-    async def main() -> None:
-        events = await channel()
-        pump = Pump.last
-        tries, again = 0, asyncio.Event()
-        monkeypatch.setattr(pump, "resume", again.set)
+    def take(_: Events) -> int | None:
+        nonlocal tries
+        tries += 1
+        return errno.ENOMEM if tries <= 3 else None
 
-        def take(_: Events) -> int | None:
-            nonlocal tries
-            tries += 1
-            return errno.ENOMEM if tries <= 3 else None
-
-        monkeypatch.setattr(Events, "next", take)
-        for number in range(1, 4):
-            assert not pump.readable()
-            assert tries == number
-            assert not pump.reading
-            again.clear()
-            await asyncio.wait_for(again.wait(), LIMIT_S)
-            pump.reading = True
+    monkeypatch.setattr(Events, "next", take)
+    for number in range(1, 4):
         assert not pump.readable()
-        assert pump.reading
-        assert caplog.text.count("no event can be taken") == 1
-        await close(events)
+        assert tries == number
+        assert not pump.reading
+        again.clear()
+        await asyncio.wait_for(again.wait(), LIMIT_S)
+        pump.reading = True
+    assert not pump.readable()
+    assert pump.reading
+    assert caplog.text.count("no event can be taken") == 1
+    await close(events)
 
-    run(main())
 
-
-def test_a_channel_that_may_no_longer_be_read_says_so_in_a_line(
-    run: Run, calls: list[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+async def test_a_channel_that_may_no_longer_be_read_says_so_in_a_line(
+    calls: list[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a change of the user; the traceback of a fault would be of no help."""
     monkeypatch.setattr(Events, "waiting", [errno.EACCES])
-
-    async def main() -> None:
-        events = await channel()
-        reader = asyncio.create_task(events.get_event())
-        await settle()
-        pump = Pump.last
-        with pytest.raises(PermissionError, match="rdma_get_cm_event") as caught:
-            pump.readable()
-        pump.failed(caught.value)
-        with pytest.raises(PermissionError):
-            await reader
-        with pytest.raises(PermissionError):
-            await asyncio.wait_for(events.get_event(), LIMIT_S)  # who comes later waits for nothing
-        with pytest.raises(PermissionError):
-            aiter(events)
-        await close(events)
-
-    run(main())
+    events = await channel()
+    reader = asyncio.create_task(events.get_event())
+    await settle()
+    pump = Pump.last
+    with pytest.raises(PermissionError, match="rdma_get_cm_event") as caught:
+        pump.readable()
+    pump.failed(caught.value)
+    with pytest.raises(PermissionError):
+        await reader
+    with pytest.raises(PermissionError):
+        await asyncio.wait_for(events.get_event(), LIMIT_S)  # who comes later waits for nothing
+    with pytest.raises(PermissionError):
+        aiter(events)
+    await close(events)
     (record,) = caplog.records
     assert record.exc_info is None
     assert "credentials" in record.getMessage()
 
 
-def test_i02_a_channel_that_is_full_goes_on(run: Run, calls: list[Any]) -> None:
-    async def main() -> None:
-        events = await channel(max_unread=4)
-        made = [event_of(events) for _ in range(10)]
-        for event in made:
-            publish(events, event)
-        assert len(kept_of(events)) == 4, "what is not read is kept without a bound"
-        assert events.dropped_events == 6
-        assert Pump.last.reading, "what comes now is never read"
-        assert [await events.get_event(0) for _ in range(4)] == made[6:]
-        for event in made[6:]:
-            event.ack()
-        await close(events)
-
-    run(main())
+async def test_i02_a_channel_that_is_full_goes_on(calls: list[Any]) -> None:
+    events = await channel(max_unread=4)
+    made = [event_of(events) for _ in range(10)]
+    for event in made:
+        publish(events, event)
+    assert len(kept_of(events)) == 4, "what is not read is kept without a bound"
+    assert events.dropped_events == 6
+    assert Pump.last.reading, "what comes now is never read"
+    assert [await events.get_event(0) for _ in range(4)] == made[6:]
+    for event in made[6:]:
+        event.ack()
+    await close(events)
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_i02_a_request_for_a_listener_that_is_gone_is_refused(
-    run: Run, calls: list[Any], known: bool
+async def test_i02_a_request_for_a_listener_that_is_gone_is_refused(
+    calls: list[Any], known: bool
 ) -> None:
     """The client would wait for an answer, and the id would never be destroyed."""
+    events, listener = await channel(), Owner(closed=True)
+    token = enroll(events, listener) if known else 7
+    Events.waiting = [(int(EventType.CONNECT_REQUEST), 0, 0, token, b"", None)]
+    assert not Pump.last.readable()
+    assert await asyncio.to_thread(all_done, reaper, LIMIT_S)
+    assert [name for name, *_ in calls] == ["create", "reject", "destroy"]
+    assert not kept_of(events)
+    del listener
+    await close(events)
 
-    async def main() -> None:
-        events, listener = await channel(), Owner(closed=True)
-        token = enroll(events, listener) if known else 7
-        Events.waiting = [(int(EventType.CONNECT_REQUEST), 0, 0, token, b"", None)]
-        assert not Pump.last.readable()
-        assert await asyncio.to_thread(reaper.drain, LIMIT_S)
-        assert [name for name, *_ in calls] == ["create", "reject", "destroy"]
-        assert not kept_of(events)
-        del listener
-        await close(events)
 
-    run(main())
+@pytest.mark.parametrize("failure", [OSError(errno.EINVAL, "gone"), RuntimeError("another loop")])
+async def test_a_request_that_its_channel_cannot_take_is_refused(
+    calls: list[Any], failure: Exception
+) -> None:
+    def take_over(*_: object) -> None:
+        raise failure
+
+    reported: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    events, listener = await channel(), Owner()
+    held: list[str] = []
+    other = SimpleNamespace(
+        _take_over=take_over,
+        _retain=lambda: held.append("retained"),
+        _let_go=lambda: held.append("let go"),
+    )
+    pass_requests_on(events, other)
+    token = enroll(events, listener)
+    Events.waiting = [(int(EventType.CONNECT_REQUEST), 0, 0, token, b"", None)]
+    assert not Pump.last.readable()
+    assert await asyncio.to_thread(all_done, reaper, LIMIT_S)
+    assert [name for name, *_ in calls] == ["create", "reject", "destroy"]
+    assert held == ["retained", "let go"], "the C id may be the other channel's"
+    assert [context["exception"] for context in reported] == (
+        [] if isinstance(failure, OSError) else [failure]
+    )
+    await close(events)

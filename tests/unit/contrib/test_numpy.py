@@ -20,7 +20,7 @@ from aiordma.endpoint.config import ConnectionConfig
 from aiordma.errors import MessageTooLargeError
 from tests.inside.contrib import arrived_of, header_of, read_header
 
-from ..conftest import Run, settle
+from ..conftest import settle
 from ..endpoint.fabric import Wire, use_fake_regions
 
 CONFIG = ConnectionConfig(slot_size=4096, max_message_size=4 << 20, rendezvous_threshold=0)
@@ -86,104 +86,87 @@ def same(arrived: Any, array: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", list(ARRAYS))
-def test_arrays_arrive_as_they_are(run: Run, name: str) -> None:
+async def test_arrays_arrive_as_they_are(name: str) -> None:
     array = ARRAYS[name]
     is_fortran = array.flags.f_contiguous and not array.flags.c_contiguous
-
-    async def main() -> None:
-        async with joined() as (client, server):
-            for out in (None, np.empty_like(array), np.empty(array.shape, array.dtype, "F")):
-                sending = asyncio.create_task(send_array(client, array))
-                arrived = await recv_array(server, out)
-                await sending
-                assert same(arrived, array)
-                assert arrived is out or (out is None and arrived.flags.owndata)
-                if out is None:
-                    assert arrived.flags.writeable
-                    assert arrived.flags.f_contiguous if is_fortran else arrived.flags.c_contiguous
-
-    run(main())
+    async with joined() as (client, server):
+        for out in (None, np.empty_like(array), np.empty(array.shape, array.dtype, "F")):
+            sending = asyncio.create_task(send_array(client, array))
+            arrived = await recv_array(server, out)
+            await sending
+            assert same(arrived, array)
+            assert arrived is out or (out is None and arrived.flags.owndata)
+            if out is None:
+                assert arrived.flags.writeable
+                assert arrived.flags.f_contiguous if is_fortran else arrived.flags.c_contiguous
 
 
-def test_arrays_of_many_tasks(run: Run) -> None:
+async def test_arrays_of_many_tasks() -> None:
     """The two messages of an array stay together, whatever the tasks are."""
-
-    async def main() -> None:
-        async with joined() as (client, server):
-            arrays = [np.full(LARGE if n % 2 else 10, n) for n in range(12)]
-            sends = [asyncio.create_task(send_array(client, each)) for each in arrays]
-            receives = [asyncio.create_task(recv_array(server)) for _ in arrays]
-            for array, receive in zip(arrays, receives, strict=True):
-                assert same(await receive, array)
-            await asyncio.gather(*sends)
-
-    run(main())
+    async with joined() as (client, server):
+        arrays = [np.full(LARGE if n % 2 else 10, n) for n in range(12)]
+        sends = [asyncio.create_task(send_array(client, each)) for each in arrays]
+        receives = [asyncio.create_task(recv_array(server)) for _ in arrays]
+        for array, receive in zip(arrays, receives, strict=True):
+            assert same(await receive, array)
+        await asyncio.gather(*sends)
 
 
 @pytest.mark.parametrize("step", range(1, 40, 3))
 @pytest.mark.parametrize("size", [10, LARGE])
-def test_a_canceled_receive_loses_no_array(run: Run, step: int, size: int) -> None:
-    async def main() -> None:
-        async with joined() as (client, server):
-            array = np.arange(size)
-            sending = asyncio.create_task(send_array(client, array))
-            receiving = asyncio.create_task(recv_array(server))
-            await settle(step)
-            receiving.cancel()
-            got = None
-            with contextlib.suppress(asyncio.CancelledError):
-                got = await receiving
-            if got is None:
-                got = await recv_array(server)
-            assert same(got, array)
-            await sending
-
-    run(main())
+async def test_a_canceled_receive_loses_no_array(step: int, size: int) -> None:
+    async with joined() as (client, server):
+        array = np.arange(size)
+        sending = asyncio.create_task(send_array(client, array))
+        receiving = asyncio.create_task(recv_array(server))
+        await settle(step)
+        receiving.cancel()
+        got = None
+        with contextlib.suppress(asyncio.CancelledError):
+            got = await receiving
+        if got is None:
+            got = await recv_array(server)
+        assert same(got, array)
+        await sending
 
 
 @pytest.mark.parametrize("step", range(1, 30, 2))
-def test_a_canceled_send_leaves_no_half(run: Run, step: int) -> None:
-    async def main() -> None:
-        async with joined() as (client, server):
-            first, second = np.arange(LARGE), np.arange(LARGE) + 1
-            sending = asyncio.create_task(send_array(client, first))
-            receiving = asyncio.create_task(recv_array(server))
-            await settle(step)
-            sending.cancel()
-            await asyncio.wait((sending,))
-            again = asyncio.create_task(send_array(client, second))
-            got = await receiving
-            assert same(got, first) or same(got, second)
-            if same(got, first):
-                assert same(await recv_array(server), second)
-            await again
-
-    run(main())
+async def test_a_canceled_send_leaves_no_half(step: int) -> None:
+    async with joined() as (client, server):
+        first, second = np.arange(LARGE), np.arange(LARGE) + 1
+        sending = asyncio.create_task(send_array(client, first))
+        receiving = asyncio.create_task(recv_array(server))
+        await settle(step)
+        sending.cancel()
+        await asyncio.wait((sending,))
+        again = asyncio.create_task(send_array(client, second))
+        got = await receiving
+        assert same(got, first) or same(got, second)
+        if same(got, first):
+            assert same(await recv_array(server), second)
+        await again
 
 
-def test_out_has_to_fit(run: Run) -> None:
-    async def main() -> None:
-        async with joined() as (client, server):
-            read_only = np.zeros(3)
-            read_only.flags.writeable = False
-            for out, error in (
-                ([1], TypeError), (np.array([None]), TypeError), (read_only, ValueError),
-            ):  # fmt: skip
-                wrong: Any = out
-                with pytest.raises(error):
-                    await recv_array(server, wrong)
-            for array in (np.arange(4), np.arange(LARGE)):
-                sending = asyncio.create_task(send_array(client, array))
-                for out in (np.zeros(4, "f4"), np.zeros((2, 2), int), np.zeros(LARGE + 1, int)):
-                    with pytest.raises(ValueError, match="the next array"):
-                        await recv_array(server, out)
-                right = np.zeros_like(array)
-                assert await recv_array(server, right) is right
-                assert same(right, array)
-                await sending
-                assert arrived_of(server) is None
-
-    run(main())
+async def test_out_has_to_fit() -> None:
+    async with joined() as (client, server):
+        read_only = np.zeros(3)
+        read_only.flags.writeable = False
+        for out, error in (
+            ([1], TypeError), (np.array([None]), TypeError), (read_only, ValueError),
+        ):  # fmt: skip
+            wrong: Any = out
+            with pytest.raises(error):
+                await recv_array(server, wrong)
+        for array in (np.arange(4), np.arange(LARGE)):
+            sending = asyncio.create_task(send_array(client, array))
+            for out in (np.zeros(4, "f4"), np.zeros((2, 2), int), np.zeros(LARGE + 1, int)):
+                with pytest.raises(ValueError, match="the next array"):
+                    await recv_array(server, out)
+            right = np.zeros_like(array)
+            assert await recv_array(server, right) is right
+            assert same(right, array)
+            await sending
+            assert arrived_of(server) is None
 
 
 @pytest.mark.parametrize(
@@ -196,28 +179,21 @@ def test_out_has_to_fit(run: Run) -> None:
     ],
     ids=["list", "scalar", "objects", "field", "masked", "empty", "titles", "long"],
 )  # fmt: skip
-def test_what_is_not_sent(run: Run, array: Any) -> None:
-    async def main() -> None:
-        async with joined() as (client, server):
-            with pytest.raises(TypeError):
-                await send_array(client, array)
-            await send_array(client, np.arange(3))
-            assert same(await recv_array(server), np.arange(3))
-
-    run(main())
+async def test_what_is_not_sent(array: Any) -> None:
+    async with joined() as (client, server):
+        with pytest.raises(TypeError):
+            await send_array(client, array)
+        await send_array(client, np.arange(3))
+        assert same(await recv_array(server), np.arange(3))
 
 
-def test_an_array_that_the_peer_does_not_take(run: Run) -> None:
+async def test_an_array_that_the_peer_does_not_take() -> None:
     """Nothing of it is sent, not even the header."""
-
-    async def main() -> None:
-        async with joined() as (client, server):
-            with pytest.raises(MessageTooLargeError):
-                await send_array(client, np.zeros((4 << 20) + 1, "u1"))
-            await send_array(client, np.arange(3))
-            assert same(await recv_array(server), np.arange(3))
-
-    run(main())
+    async with joined() as (client, server):
+        with pytest.raises(MessageTooLargeError):
+            await send_array(client, np.zeros((4 << 20) + 1, "u1"))
+        await send_array(client, np.arange(3))
+        assert same(await recv_array(server), np.arange(3))
 
 
 def head(words: Any, *, flags: int = 0, magic: bytes = b"NPA1") -> bytes:
@@ -268,58 +244,49 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", list(HOSTILE))
-def test_hostile_headers(run: Run, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hostile_headers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An ArrayError, and no memory is taken; the next array comes."""
 
     def refuse(*args: Any) -> Any:
         raise AssertionError(f"memory: {args}")
 
-    async def main() -> None:
-        async with joined() as (client, server):
-            sending = asyncio.create_task(client.send(HOSTILE[name] + bytes(8)))
-            with monkeypatch.context() as patch:
-                patch.setattr(np, "empty", refuse)
-                with pytest.raises(ArrayError):
-                    await recv_array(server)
-            await sending
-            await send_array(client, np.arange(3))
-            assert same(await recv_array(server), np.arange(3))
-
-    run(main())
+    async with joined() as (client, server):
+        sending = asyncio.create_task(client.send(HOSTILE[name] + bytes(8)))
+        with monkeypatch.context() as patch:
+            patch.setattr(np, "empty", refuse)
+            with pytest.raises(ArrayError):
+                await recv_array(server)
+        await sending
+        await send_array(client, np.arange(3))
+        assert same(await recv_array(server), np.arange(3))
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 300_001])
-def test_a_body_of_another_size(run: Run, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_of_another_size(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The header promises 300,000 bytes, which no array is made for."""
 
     def refuse(*args: Any) -> Any:
         raise AssertionError(f"memory: {args}")
 
-    async def main() -> None:
-        async with joined() as (client, server):
-            await client.send(head(told("|u1", [300_000]), flags=1))
-            sending = asyncio.create_task(client.send(bytes(size)))
-            with monkeypatch.context() as patch:
-                patch.setattr(np, "empty", refuse)
-                with pytest.raises(ArrayError, match=f"300000 bytes is followed by .* {size}"):
-                    await recv_array(server)
-            if size > 1:
-                assert len(await server.recv()) == size
-            await sending
-            await send_array(client, np.arange(3))
-            assert same(await recv_array(server), np.arange(3))
-
-    run(main())
-
-
-def test_a_shape_that_no_array_has(run: Run) -> None:
-    async def main() -> None:
-        async with joined() as (client, server):
-            await client.send(head(told("<f8", [0, 1 << 47, 1 << 47])))
-            with pytest.raises(ArrayError, match="no array has the shape"):
+    async with joined() as (client, server):
+        await client.send(head(told("|u1", [300_000]), flags=1))
+        sending = asyncio.create_task(client.send(bytes(size)))
+        with monkeypatch.context() as patch:
+            patch.setattr(np, "empty", refuse)
+            with pytest.raises(ArrayError, match=f"300000 bytes is followed by .* {size}"):
                 await recv_array(server)
+        if size > 1:
+            assert len(await server.recv()) == size
+        await sending
+        await send_array(client, np.arange(3))
+        assert same(await recv_array(server), np.arange(3))
 
-    run(main())
+
+async def test_a_shape_that_no_array_has() -> None:
+    async with joined() as (client, server):
+        await client.send(head(told("<f8", [0, 1 << 47, 1 << 47])))
+        with pytest.raises(ArrayError, match="no array has the shape"):
+            await recv_array(server)
 
 
 @given(st.binary(max_size=40), st.booleans())

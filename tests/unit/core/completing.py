@@ -18,13 +18,29 @@ from aiordma._ffi import ffi
 from aiordma.verbs.enums import WCFlags, WCOpcode
 from aiordma.verbs.wc import WCRecord
 
-__all__ = ["Completing", "Queue", "QueuePair", "completion", "context_with", "fields"]
+__all__ = ["SIZES", "Completing", "Queue", "QueuePair", "completion", "context_with", "fields"]
 
 _POLL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
 _POST = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 # struct ibv_context: the device, and a table of functions.
 _PLACES = {"poll": 1 + 11, "send": 1 + 25, "receive": 1 + 26}
 _MOST = 16
+#: Of a small connection: the arguments of a `MessageState` but for its loop.
+SIZES = {
+    "sends": 1,
+    "receives": 4,
+    "send_depth": 4,
+    "arrivals": 4,
+    "controls": 1,
+    "exchanges": 1,
+    "answers": 1,
+    "reads": 1,
+    "eager_size": 64,
+    "largest": 64,
+    "raw": False,
+    "grows": False,
+    "patient": True,
+}
 
 
 def context_with(**functions: Any) -> Any:
@@ -109,8 +125,8 @@ class Completing(Queue):
         """Whether the state takes it; if not, it is Python's, which has seen it by now."""
         self.records = self.sweep(wc)
         if isinstance(self._state, StreamState):
-            assert self._state.passed == len(self.records)
-            self._state.passed = 0
+            for _ in self.records:
+                self._state.seen()
         self.drain.deliver()
         return not self.records
 
@@ -159,8 +175,7 @@ class QueuePair:
 
 def fields(state: MessageState | StreamState) -> dict[str, Any]:
     """All that a state tells of itself, to be compared."""
-    names = [name for name, kind in vars(type(state)).items() if inspect.isdatadescriptor(kind)]
-    found = {name: getattr(state, name, None) for name in names}
     if isinstance(state, MessageState):
-        found["peek"] = state.peek()
-    return found
+        return {**state.facts(), "peek": state.peek()}
+    names = [name for name, kind in vars(type(state)).items() if inspect.isdatadescriptor(kind)]
+    return {name: getattr(state, name, None) for name in names}

@@ -47,15 +47,18 @@ class Queue:
         broken: It cannot be polled.
     """
 
-    def __init__(self, adapter: Adapter, token: int, *, late: bool, solicited: bool) -> None:
+    def __init__(
+        self, adapter: Adapter, token: int, *, late: bool, solicited: bool, managed: bool
+    ) -> None:
         self.waiting: list[tuple[int, int, int]] = []
         self.armed: bool | None = solicited
         self.events = self.polls = 0
         self.broken = False
         self._adapter = adapter
         self.own = QueueState(token)
-        self.own.managed = 1
-        self.own.arm_late, self.own.solicited = int(late), int(solicited)
+        if managed:
+            self.own.manage(solicited)
+        self.own.want_arm_late(late)
         self.cq = ffi.new("struct ibv_cq *")
         self.cq.context = adapter.context
         self.cq.cq_context = ffi.cast("void *", self.own.address)
@@ -129,9 +132,9 @@ class Adapter:
         os.close(self.read_fd)
         os.close(self.write_fd)
 
-    def queue(self, *, late: bool = False, solicited: bool = False) -> Queue:
+    def queue(self, *, late: bool = False, solicited: bool = False, managed: bool = True) -> Queue:
         """A queue that is armed."""
-        queue = Queue(self, len(self.queues) + 1, late=late, solicited=solicited)
+        queue = Queue(self, len(self.queues) + 1, late=late, solicited=solicited, managed=managed)
         self.queues[queue.address] = queue
         return queue
 

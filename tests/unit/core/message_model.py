@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-CREDIT, DATA, RENDEZVOUS, DONE, PING, PONG, END, ABORT = range(8)
+CREDIT, DATA, RENDEZVOUS, DONE, PING, PONG, END, ABORT, NOTE = range(9)
 BARE = -DATA  # DATA whose header is the immediate
 WRITTEN = -20  # the same, written into a landing
 HAS_IMM, MORE, FREE, CREDIT_FRAMES = 1, 2, 4, 2
+REVOKED = 2  # of PING: the argument is exposures that have ended
+MOST_REVOKING, MOST_REVOKED = 8, 1024
 REQUESTS = 0x80  # of DATA: the first frame of requests
 LANDING_SHIFT = 3
 NUMBER_SHIFT, NUMBERS = 4, 16  # of the first byte of a frame
@@ -36,6 +38,7 @@ class Model:
         bare: int,
         written: int,
         numbered: bool,
+        identity: int,
     ) -> None:
         self.out: list[tuple[Any, ...]] = []
         self.violation: str | None = None
@@ -57,6 +60,9 @@ class Model:
         self.written = written  # bytes of a message that goes into a landing; 0: of none
         self.target, self.target_free = 0, False  # the newest landing of the peer
         self.stage, self.writing = 0, False  # bytes; whether a write has not completed
+        self.notes_allowed = False
+        # Key, address, length and immediate of each note, and the slot that it lies in.
+        self.notes: deque[tuple[int, int, int, int, int]] = deque()
         self.dones: deque[tuple[int, int]] = deque()
         self.slots, self.controls = sends, controls  # free
         self.under_way: deque[int] = deque()  # the kinds of sends
@@ -69,6 +75,10 @@ class Model:
         self.controls_pending: set[int] = set()
         self.dones_pending: deque[tuple[int, int]] = deque()
         self.credits, self.alive, self.asking = 0, False, False
+        self.identity, self.peer = identity, 0  # of this side, and the first that the peer told
+        self.told, self.wanted, self.ponged = False, False, False
+        self.revoked: dict[int, int] = {}  # exposures of the peer, by the place where they are kept
+        self.revoking: list[list[int]] = []  # of this side: first and last
         self.unposted: list[tuple[Any, ...]] = []  # sends that are posted together
         self.delivering, self.turn_flushes, self.in_a_row = False, False, 0
 
@@ -78,7 +88,7 @@ class Model:
 
     def _take(self, alone: bool) -> int:
         credits = max(0, min(self.ungranted, 0xFFFF))
-        self.marks += [self.granted] * (alone and credits > 0)
+        self.marks += [self.granted] * (alone and credits > 0 and len(self.marks) < CREDIT_FRAMES)
         self.granted += credits
         self.unused += credits
         return credits
@@ -90,6 +100,12 @@ class Model:
             self.offered = self.freed = False
             self.open.add(self.landing)
             flags, (argument, imm) = flags | self.landing << LANDING_SHIFT, self.where
+        elif kind == PING and self.revoking:
+            first, last = self.revoking.pop(0)
+            flags, argument = flags | REVOKED, first << 32 | last
+        elif kind in {CREDIT, PING, PONG}:
+            argument, self.told = self.identity, True
+            self.wanted &= kind != PING
         if self.freed:
             self.freed = False
             self.open.add(self.landing)
@@ -114,7 +130,7 @@ class Model:
         return len(self.marks) < CREDIT_FRAMES
 
     def pump(self) -> None:
-        if self.offered and not self.asking:
+        if (self.offered or self.wanted or self.revoking) and not self.asking:
             self.asking = True
             self.controls_pending.add(PING)
         while self.controls:
@@ -135,6 +151,39 @@ class Model:
         """A larger landing is there."""
         self.landing, self.where, self.offered, self.freed = number, where, True, False
         self.pump()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the peer has said so."""
+        return bool(self.said & {END, ABORT})
+
+    def ask_identity(self, awaited: bool) -> None:
+        """The program exposes memory, or, if it awaits the answer, uses that of the peer."""
+        if self.ended and not awaited:
+            return
+        if not (self.told and (self.peer or self.ponged)):
+            self.wanted = True
+            self.pump()
+
+    def revoke(self, number: int) -> None:
+        """An exposure of this side has ended."""
+        if not self.peer or self.ended:
+            return
+        for exposures in self.revoking:
+            if number in {(exposures[1] + 1) % (1 << 32), (exposures[0] - 1) % (1 << 32)}:
+                exposures[number == (exposures[1] + 1) % (1 << 32)] = number
+                break
+        else:
+            self.revoking = [*self.revoking, [number, number]][-MOST_REVOKING:]
+        self.pump()
+
+    def admits(self, owner: int, number: int) -> int:
+        """0, or 4 if the memory is not the peer's, 5 if the exposure has ended."""
+        if not owner:
+            return 0
+        if owner != self.peer:
+            return 4
+        return 5 if number and self.revoked.get(number % MOST_REVOKED) == number else 0
 
     def say(self, kind: int, argument: int = 0) -> None:
         if kind == DONE:
@@ -185,7 +234,7 @@ class Model:
     def complete(self) -> None:
         """The oldest send has succeeded."""
         kind = self.under_way.popleft()
-        control = kind not in {DATA, BARE, WRITTEN, RENDEZVOUS}
+        control = kind not in {DATA, BARE, WRITTEN, RENDEZVOUS, NOTE}
         self.writing &= kind != WRITTEN
         self.controls, self.slots = self.controls + control, self.slots + (not control)
         if control:
@@ -240,6 +289,9 @@ class Model:
         if kind in {DATA, RENDEZVOUS}:
             self._data(slot, kind, flags, imm, argument, body, 16)
             return
+        if kind == NOTE:
+            self._note(slot, flags, int.from_bytes(data[4:8], "big"), argument, body)
+            return
         if kind > ABORT or (kind == END and self.missing):
             self.violation = "kind" if kind > ABORT else "order"
             return
@@ -250,6 +302,17 @@ class Model:
             self.dones.append((argument, flags))
         self.alive |= kind == DONE or kind == (PONG if self.asking else PING)
         self.asking &= kind != PONG
+        if kind == PONG:
+            self.ponged, self.wanted = True, self.wanted and not self.told
+        if kind in {CREDIT, PONG} or (kind == PING and not flags >> LANDING_SHIFT):
+            if kind == PING and flags & REVOKED:
+                first, last = argument >> 32, argument & 0xFFFFFFFF
+                count = min((last - first) % (1 << 32) + 1, MOST_REVOKED)
+                for number in range(last - count + 1, last + 1):
+                    number %= 1 << 32
+                    self.revoked[number % MOST_REVOKED] = number
+            else:
+                self.peer = self.peer or argument
         if kind == PING:
             self.controls_pending.add(PONG)
         self.said.add(kind)
@@ -279,6 +342,35 @@ class Model:
         if not more:
             self.arrived.append((kind == RENDEZVOUS, self.fragments, self.imm))
             self.fragments = []
+
+    def _note(self, slot: int, flags: int, imm: int, addr: int, body: bytes) -> None:
+        """A note takes a credit, and keeps its slot until it is taken."""
+        length = int.from_bytes(body[4:12], "big")
+        if self.unused <= 0:
+            self.violation = "credit"
+            return
+        self.unused -= 1
+        if not self.notes_allowed:
+            self.violation = "kind"
+        elif self.missing:
+            self.violation = "order"
+        elif flags != HAS_IMM or len(body) != 12 or addr + length >= 1 << 64:
+            self.violation = "note"
+        else:
+            self.alive = True
+            self.notes.append((int.from_bytes(body[:4], "big"), addr, length, imm, slot))
+
+    def write(self, kind: int, imm: int, where: int, rkey: int, length: int) -> bool:
+        """A noted write: the WRITE, and at once the frame that tells of it."""
+        self.flush()
+        if not (self.credits and self.slots):
+            return False
+        self.credits, self.slots = self.credits - 1, self.slots - 1
+        body = rkey.to_bytes(4, "big") + length.to_bytes(8, "big") if kind == NOTE else b""
+        self.out.append(("write", where, rkey, length))
+        self._post(kind, HAS_IMM, imm, where if kind == NOTE else 0, body)
+        self.flush()
+        return True
 
     def again(self) -> None:
         """The adapter completes a request that has completed before."""

@@ -17,26 +17,24 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import aiordma
 from aiordma import _core
-from aiordma._core import Drain, MessageState, Owner, Readable, Registration, StreamState
+from aiordma._core import Drain, MessageState, Readable, Registration, StreamState
 from aiordma._ffi import ffi
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
+from aiordma.endpoint.wire import FrameKind
 from aiordma.loop.running import from_finalizer
 from aiordma.verbs import SGE, MemoryRegion
+from aiordma.verbs.resource import Resource
 from tests.inside.core import (
     children_of,
     fail_after_letting_go,
-    is_gone,
-    let_go,
     made_of,
-    require,
-    retain,
 )
 
 from ..conftest import LIMIT_S, Run, settle
@@ -44,7 +42,7 @@ from ..endpoint.fabric import LeftToPython, new_state
 from ..endpoint.operating import Place
 from ..verbs.fake_resource import Fake, fresh
 from ..verbs.test_memory_region import Lib, c
-from .completing import context_with
+from .completing import SIZES, context_with
 from .fake_verbs import Adapter
 from .test_message_waiting import Side
 from .test_wakeup import called_by_the_loop
@@ -59,7 +57,7 @@ TYPES = (
     "CMEvents",
     "Drain",
     "MessageState",
-    "Parked",
+    "ReceiveWakeup",
     "QueueState",
     "Readable",
     "Registration",
@@ -283,7 +281,7 @@ class Receiver:
 def state_with(receiver: Any) -> MessageState:
     config = ConnectionConfig(raw=True, recv_depth=4)
     state = new_state(config, None, config.receives, 1)
-    state.receiver = receiver
+    state.set_receiver(receiver)
     return state
 
 
@@ -321,14 +319,14 @@ def test_a09_a_channel_that_goes_while_it_is_drained_is_not_drained_on() -> None
     with Adapter() as adapter:
         queue, drain = adapter.queue(late=True), adapter.drain
         state = state_with(None)
-        state.waiting = True
+        state.await_arrival(True)
         arrival = _core.SUB_RECV << _core.SUB_SHIFT
 
         def close(events: int) -> None:
             told.append(events)
             state.skip()
             queue.complete(arrival)
-            drain.stopped = True
+            drain.stop()
 
         drain.add(0, state, close)
         queue.complete(arrival)
@@ -377,7 +375,7 @@ def test_a11_no_message_is_lost_for_want_of_memory(run: Run, queued: bool) -> No
         side = Side()
         side.arrives(b"one")
         side.arrives(b"two")
-        side.state.python = queued  # Python takes what C has
+        side.state.delegate(queued)  # Python takes what C has
         received: list[Any] = [None]  # which takes a message without memory
 
         async def recv() -> None:
@@ -400,7 +398,7 @@ def test_a11_no_message_is_lost_for_want_of_memory(run: Run, queued: bool) -> No
             received[0].release()
         assert failed > 0
         await settle()
-        assert len(side.link.ready) + side.state.n_back == side.link.slots.recv.count, (
+        assert len(side.link.ready) + side.state.facts()["n_back"] == side.link.slots.recv.count, (
             "a slot is lost"
         )
 
@@ -417,15 +415,6 @@ def test_a12_an_object_that_was_not_made_cannot_be_had(name: str) -> None:
         made.__new__(made)
     with pytest.raises(TypeError):
         made()
-
-
-def test_a12_an_owner_that_was_not_made_is_of_no_use() -> None:
-    owner: Any = Owner.__new__(Owner)
-    for use in (require, retain, lambda owner: let_go(owner, Owner.__new__(Owner))):
-        with pytest.raises((AttributeError, KeyError)):
-            use(owner)
-    assert owner.closed
-    assert not made_of(Owner.__new__(Owner))
 
 
 def test_a12_a_message_that_was_not_made_has_no_bytes() -> None:
@@ -462,19 +451,7 @@ def test_a12_a_wait_outlives_what_it_waits_for(run: Run) -> None:
 
 
 def sizes(**settings: int) -> dict[str, Any]:
-    usual = {
-        "sends": 1,
-        "receives": 4,
-        "send_depth": 4,
-        "arrivals": 4,
-        "controls": 1,
-        "exchanges": 1,
-        "answers": 1,
-        "reads": 1,
-        "raw": 0,
-        "grows": 0,
-    }
-    return usual | settings
+    return SIZES | settings
 
 
 @pytest.mark.parametrize(
@@ -488,6 +465,10 @@ def sizes(**settings: int) -> dict[str, Any]:
         {"answers": 2},
         {"send_depth": 0x3FFF, "controls": 1},
         {"exchanges": 0x10000, "receives": 0x20000},
+        {"send_depth": 0xFFFFFFFF, "sends": 70_000},
+        {"controls": 0xFFFFFFFF, "answers": 1},
+        {"arrivals": 0x10000},
+        {"reads": 0x1001},
     ],
     ids=str,
 )
@@ -510,7 +491,7 @@ def stream_with(**settings: Any) -> StreamState:
     [
         {"ring": (1 << 20, 1, 0)}, {"send": (1 << 22, 0, 2)}, {"credits": 0},
         {"credits": 1 << 16}, {"send_depth": 4}, {"send_depth": 5, "iwarp": True},
-        {"send_depth": 1 << 14},
+        {"send_depth": 1 << 14}, {"send": (1 << 22, (1 << 31) + 1, 2)},
     ],
     ids=str,
 )  # fmt: skip
@@ -526,22 +507,33 @@ def test_a12_what_is_not_there_cannot_be_taken_or_given() -> None:
     state, stream = MessageState(NOWHERE, **sizes()), stream_with()
     too_long = bytes(state.eager_size + 1)
     for call, error in (
-        (lambda: state.give_slot(4), ValueError),
-        (lambda: [*map(state.give_slot, (0, 0, 0, 0))], ValueError),
-        (lambda: state.stand_in_line(_core.FRAME_DATA, too_long, 0, None), ValueError),
-        (lambda: state.stand_in_line(_core.FRAME_DATA, "text", 0, None), TypeError),
-        (lambda: state.stand_in_line(_core.FRAME_DATA, b"", 0, 1 << 64), OverflowError),
-        (lambda: state.send_control(_core.FRAME_DATA), ValueError),
-        (lambda: state.send_control(8), ValueError),
-        (lambda: state.take_number(), IndexError),
-        (lambda: state.give_number(0), ValueError),
-        (lambda: state.allow_operations(0), ValueError),
-        (lambda: state.allow_operations(0x1001), ValueError),
-        (lambda: [*map(state.allow_operations, (1, 1))], ValueError),
-        (lambda: state.give_number(0), ValueError),
-        (lambda: stream.pop_waiting(), IndexError),
-        (lambda: [*map(stream.push_waiting, (1, 1, 1, 1, 1))], IndexError),
-        (lambda: stream.control(0, 1, bytes(25), 0, 0, False), ValueError),
+        (lambda: state.add_send_slot(4), ValueError),
+        (lambda: [*map(state.add_send_slot, (0, 0, 0, 0))], ValueError),
+        (lambda: state.send_in_turn(FrameKind.DATA, too_long, 0, None), ValueError),
+        (lambda: state.send_in_turn(FrameKind.DATA, cast("Any", "text"), 0, None), TypeError),
+        (lambda: state.send_in_turn(FrameKind.DATA, b"", 0, 1 << 64), ValueError),
+        (lambda: state.send_control(FrameKind.DATA), ValueError),
+        (lambda: state.send_control(len(FrameKind)), ValueError),
+        (lambda: state.advance(cast("Any", "CLOSE")), ValueError),
+        (lambda: state.advance(cast("Any", 1)), ValueError),
+        (lambda: state.add_receives([1 << 16]), ValueError),
+        (lambda: state.release_number(0), ValueError),
+        (lambda: state.argument(99), ValueError),
+        (lambda: state.argument(cast("Any", "ABORT")), TypeError),
+        (lambda: state.allow_operations(0, True), ValueError),
+        (lambda: state.allow_operations(0x1001, True), ValueError),
+        (lambda: [*map(state.allow_operations, (1, 1), (True, True))], ValueError),
+        (lambda: state.release_number(0), ValueError),
+        (lambda: stream.meet(1, (0, 0, 1), (0, 0, 1), False), ValueError),
+        (lambda: stream.meet(1 << 16, (0, 0, 1), (0, 0, 2), False), ValueError),
+        (lambda: stream.open(), RuntimeError),
+        (lambda: stream.permit(True, True, False, 3), ValueError),
+        (lambda: stream.bind(0, 0, 0, 0, 0x8001), ValueError),
+        (lambda: stream.seen(), RuntimeError),
+        (lambda: stream.wait_for(0), RuntimeError),
+        (lambda: stream.grow_after(-1), ValueError),
+        (lambda: stream.widen(0, 0, 2), ValueError),
+        (lambda: stream.publish(0, bytes(25), 0, 0), ValueError),
         (lambda: Drain(0, 0), ValueError),
         (lambda: Drain(0, 1 << 16), ValueError),
         (lambda: Drain(0, 1).add(0, other, print), TypeError),
@@ -587,21 +579,10 @@ class _Child(Fake):
 
     def __init__(self, handle: Any, parents: tuple[Any, ...]) -> None:
         self.busy = False
-        Owner.__init__(self, handle, parents)
+        Resource.__init__(self, handle, parents)
 
     def _destroy(self, handle: Any) -> None:
         """There is nothing."""
-
-
-def test_a12_a_parent_that_is_none_is_refused_and_leaves_nothing() -> None:
-    first = Fake("first")
-    other: Any = object()
-    child = _Child.__new__(_Child)
-    with pytest.raises(TypeError, match="a parent is a Resource"):
-        Owner.__init__(child, "handle", (first, other))
-    assert children_of(first) == 0
-    assert is_gone(child)
-    first.close()
 
 
 def test_a12_shifts_and_copies_are_defined() -> None:

@@ -1,4 +1,4 @@
-"""The coroutines of `Connection.send`, `recv` and `__anext__`: in C, and as those of Python."""
+"""The coroutines of `send`, `recv`, `recv_into` and `__anext__`: in C, and as those of Python."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ import pytest
 
 from aiordma._core import Coroutine
 from aiordma.errors import ResourceClosedError
-from tests.inside.endpoint import left_is, receive_in_python
+from tests.inside.endpoint import left_is, receive_in_python, set_terms
 
 from ..conftest import LIMIT_S, Run, settle
-from ..endpoint.test_receiver import lost
+from ..endpoint.test_sender import lost
 from .test_message_waiting import Side, parked, traced
 from .test_wakeup import called_by_the_loop
 from .test_wakeup_tasks import EAGER, TASKS
@@ -31,9 +31,10 @@ from .test_wakeup_tasks import EAGER, TASKS
 CALLS: dict[str, Callable[[Any], Any]] = {
     "send": lambda core: core.send(b"x"),
     "recv": lambda core: core.recv(),
+    "recv_into": lambda core: core.recv_into(bytearray(64)),
     "__anext__": lambda core: core.__anext__(),
 }
-RECEIVES = ("recv", "__anext__")
+RECEIVES = ("recv", "recv_into", "__anext__")
 
 
 @pytest.fixture(params=CALLS)
@@ -116,7 +117,7 @@ def test_inspect_tells_its_state(run: Run, name: str) -> None:
         assert state_of(coroutine) == inspect.CORO_CREATED
         coroutine.send(None)
         assert state_of(coroutine) == inspect.CORO_SUSPENDED
-        assert coroutine.cr_await is side.state.parked
+        assert coroutine.cr_await is side.state.receive_wakeup
         second = CALLS["recv"](side.core)  # goes on in Python, because a task waits already
         second.send(None)
         assert state_of(second) == inspect.CORO_SUSPENDED
@@ -148,8 +149,7 @@ def test_the_stack_of_its_task_names_the_call(run: Run, name: str, kind: str) ->
         return
 
     async def main() -> None:
-        loop, side = asyncio.get_running_loop(), Side()
-        side.state.watched = True
+        loop, side = asyncio.get_running_loop(), Side(stall_timeout_s=None)
         make: Any = EAGER if kind == "eager" else TASKS[kind]
         task = make(CALLS[name](side.core), loop=loop)
         await settle()
@@ -183,8 +183,7 @@ if sys.version_info >= (3, 14):
     @pytest.mark.parametrize("around", AROUND)
     def test_call_graphs_show_it(run: Run, name: str, around: str) -> None:
         async def main() -> None:
-            side = Side()
-            side.state.watched = True
+            side = Side(stall_timeout_s=None)
 
             async def work() -> None:
                 await AROUND[around](CALLS[name](side.core))
@@ -262,7 +261,7 @@ def test_nothing_happens_before_it_runs(run: Run, name: str) -> None:
     async def main() -> None:
         side = Side()
         side.arrives(b"one")
-        side.state.credits = 4
+        set_terms(side.state, credits=4)
         coroutine = CALLS[name](side.core)
         assert (side.state.arrived, side.link.sent) == (1, [])
         coroutine.close()
@@ -494,7 +493,7 @@ def test_it_keeps_nothing_once_it_is_over(run: Run) -> None:
         assert gone() is None
 
         data = bytes(range(9))
-        side.state.credits = 1
+        set_terms(side.state, credits=1)
         count = sys.getrefcount(data)
         sending = side.core.send(data)
         assert sys.getrefcount(data) == count + 1

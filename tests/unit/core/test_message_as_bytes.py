@@ -32,11 +32,12 @@ class Received:
         self.memory = bytearray(4 * SIZE)
         self.memory[2 * SIZE : 2 * SIZE + len(DATA)] = DATA
         self.back: list[tuple[int, int]] = []
-        self.state.receiver = SimpleNamespace(
+        self.receiver = SimpleNamespace(
             slots=memoryview(self.memory),
             slot_back=lambda slot, exported, kept: None,
             _posted_again=lambda slot, code: self.back.append((slot, code)),
         )
+        self.state.set_receiver(self.receiver)
         self.qp = QueuePair(lambda wr: None, lambda wr: self.posted.append(wr.wr_id))
         start = int(ffi.cast("uintptr_t", ffi.from_buffer(self.memory)))
         self.state.bind(
@@ -199,7 +200,7 @@ def test_nothing_of_it_is_exported_afterwards(message: Message) -> None:
 def test_a_slot_outside_of_the_memory_is_refused() -> None:
     received = Received()
     received.state.close()
-    received.state.receiver.slots = memoryview(bytearray(2 * SIZE))  # type: ignore[union-attr, misc]
+    received.receiver.slots = memoryview(bytearray(2 * SIZE))
     with pytest.raises(SystemError, match="outside"):
         bytes(received.message)
 
@@ -211,7 +212,7 @@ def test_a_message_without_a_receiver_is_refused() -> None:
     assert message is not None
     with pytest.raises(SystemError, match="without a receiver"):
         bytes(message)
-    one.state.receiver = Received().state.receiver
+    one.state.set_receiver(Received().receiver)
 
 
 @pytest.mark.parametrize("use", range(len(USES)))

@@ -13,12 +13,11 @@ import gc
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from aiordma._core import Held, Message
+from aiordma._core import BufferExport, Message
 from aiordma._ffi import ffi
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
@@ -26,23 +25,12 @@ from aiordma.errors import ConnectionEndedError, ConnectionLostError, ResourceCl
 from tests.inside.core import is_released
 from tests.inside.endpoint import copied_up_to
 
-from ..conftest import Run, settle
+from ..conftest import Run, eager_collector, settle
 from ..endpoint.fabric import Wire
 
 SIZES = (1, 10_000, 100_000, 1_000_000)
 SEEDS = range(12)
 OVER = (ConnectionLostError, ConnectionEndedError, ResourceClosedError)
-
-
-@contextmanager
-def eager_collector() -> Iterator[None]:
-    """The youngest objects are looked at with each allocation, all of them rather often."""
-    before = gc.get_threshold()
-    gc.set_threshold(1, 3, 3)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -115,7 +103,7 @@ def for_c(message: Message) -> object:
 
 
 def for_c_by_a_view(message: Message) -> object:
-    held = Held(memoryview(message))
+    held = BufferExport(memoryview(message))
     found: list[Any] = [ffi.from_buffer(held), memoryview(held), held]
     found.append(found)
     return found
@@ -245,7 +233,7 @@ def test_a00_a_view_of_its_own_cannot_be_released_under_a_message() -> None:
 def test_held_bytes() -> None:
     data = bytearray(b"hello")
     whole = memoryview(data)
-    held: Any = Held(whole[1:4])
+    held: Any = BufferExport(whole[1:4])
     whole.release()
     again = memoryview(held)
     assert (bytes(again), again.readonly, again.format) == (b"ell", False, "B")
@@ -258,12 +246,12 @@ def test_held_bytes() -> None:
         data.clear()
     again.release()
     data.clear()
-    assert memoryview(Held(b"abc")).readonly
+    assert memoryview(BufferExport(b"abc")).readonly
     for wrong, error in ((memoryview(b"abcd")[::2], BufferError), (3, TypeError)):
         with pytest.raises(error):
-            Held(wrong)
+            BufferExport(wrong)
     with pytest.raises(ValueError, match="no buffer"):
-        memoryview(Held.__new__(Held))
+        memoryview(BufferExport.__new__(BufferExport))
 
 
 # ---- connections over a fake adapter --------------------------------------------------------

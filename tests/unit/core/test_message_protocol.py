@@ -16,11 +16,21 @@ from typing import Any
 
 import pytest
 
-from aiordma._core import EVENT_FRAMES, SUB_RECV, SUB_SHIFT, MessageState
+from aiordma._core import (
+    EVENT_FRAMES,
+    SUB_NOTED,
+    SUB_OPERATE,
+    SUB_RECV,
+    SUB_SHIFT,
+    MessageState,
+    Registration,
+)
 from aiordma._ffi import ffi
 from aiordma.endpoint.outcome import violation
 from aiordma.endpoint.wire import FRAME, FRAME_SIZE
-from aiordma.verbs.enums import Opcode, WCOpcode
+from aiordma.endpoint.wire import NOTE as NOTE_BODY
+from aiordma.memory.remote import RemoteRegion
+from aiordma.verbs.enums import Access, Opcode, WCOpcode
 
 from .completing import Completing, QueuePair, completion
 from .message_model import (
@@ -31,14 +41,17 @@ from .message_model import (
     DONE,
     END,
     FREE,
+    HAS_IMM,
     LANDING_SHIFT,
     MORE,
+    NOTE,
     NUMBER_SHIFT,
     NUMBERS,
     PING,
     PONG,
     RENDEZVOUS,
     REQUESTS,
+    REVOKED,
     WRITTEN,
     Model,
 )
@@ -48,17 +61,25 @@ CASES = 1000
 SLOT, SENDS, CONTROLS = 96, 4, 6
 EAGER, FRAGMENTED, LARGEST, BARE_SIZE = SLOT - FRAME_SIZE, 250, 1000, SLOT
 STAGE, TARGETS = 200, {number: (number << 40, number) for number in range(1, 4)}
+IDENTITY, LAST_EXPOSURE = 0xFEDC_BA98_7654_3210, (1 << 32) - 1
 WORDS = {
     "short": "shorter than its header", "credit": "without credit", "length": "bytes came",
     "kind": "message kind", "bare": "an immediate that announces",
     "done": "more answers", "size": "of at most", "order": "are missing",
     "write": "a write with an immediate", "number": "came twice, or is missing",
-    "turn": "twice, or out of order",
+    "turn": "twice, or out of order", "note": "a note of a write",
 }  # fmt: skip
 
 
 def address(memory: Any) -> int:
     return int(ffi.cast("uintptr_t", memory))
+
+
+class Local:
+    """Registered memory of the program."""
+
+    def __init__(self, pd: object) -> None:
+        self._registration = Registration(1 << 30, 4096, 11, 0, pd)
 
 
 class Case:
@@ -73,8 +94,8 @@ class Case:
         self.out: list[tuple[Any, ...]] = []
         self.chained = 0  # sends that were posted with the next
         self.joined = self.landed = 0  # messages in fragments, and in landings
-        self.posted = deque(range(receives))
-        self.under_way: deque[int] = deque()
+        self.posted: deque[int] = deque()
+        self.under_way: deque[tuple[int, int]] = deque()  # sub-index and slot of each send
         self.slots = ffi.new("uint8_t[]", receives * SLOT)
         self.source = ffi.new("uint8_t[]", (SENDS + CONTROLS) * SLOT)
         self.adapter = QueuePair(self._sent, self._received)
@@ -83,29 +104,40 @@ class Case:
         state = self.c = MessageState(
             loop, sends=SENDS, receives=receives, send_depth=SENDS,
             arrivals=1 << (receives - 1).bit_length(), controls=CONTROLS,
-            exchanges=self.exchanges, answers=self.exchanges, reads=1, raw=False, grows=False,
+            exchanges=self.exchanges, answers=self.exchanges, reads=1, eager_size=EAGER,
+            largest=LARGEST, raw=False, grows=False, patient=False,
         )  # fmt: skip
-        self.group = bytearray(1)
-        state.show_life_to(self.group)
         start = address(self.source)
         state.bind(
             self.adapter.address, 0, 0, 0, (start, SLOT, 5, SENDS),
             (address(self.slots), SLOT, 7, receives), (start + SENDS * SLOT, SLOT, 6), 0,
         )  # fmt: skip
-        state.handler = self._resumed
-        state.eager_size, state.fragmented_size, state.largest = EAGER, FRAGMENTED, LARGEST
-        state.bare_size = bare = rng.choice((0, BARE_SIZE))
+        state.set_handler(self._resumed)
+        bare = rng.choice((0, BARE_SIZE))
         self.landings = ffi.new("uint8_t[]", 4 * LARGEST)
         self.stage = ffi.new("uint8_t[]", STAGE)
-        state.written_size = written = rng.choice((0, 150, 1 << 20))
-        state.receives = receives
-        state.numbered = self.numbered = rng.random() < 0.7
+        written = rng.choice((0, 150, 1 << 20))
+        self.numbered = rng.random() < 0.7
+        state.agree(
+            0, EAGER, bare_size=bare, fragmented_size=FRAGMENTED, written_size=written,
+            numbered=self.numbered, identity=IDENTITY,
+        )  # fmt: skip
+        self.local = Local(pd := object())
+        state.allow_operations(1000, True)
+        state.operate_on(Case, Local, RemoteRegion, pd)
+        state.listen_for_operations()
+        assert state.post_receives(receives) == 0
+        self.out.clear()
         self.frames_in = self.frames_out = 0
         self.completing = Completing(state)
         self.model = Model(
-            window, SENDS, CONTROLS, self.exchanges, state.chain, EAGER, FRAGMENTED, LARGEST,
-            bare, written, self.numbered,
+            window, SENDS, CONTROLS, self.exchanges, state.facts()["chain"], EAGER, FRAGMENTED,
+            LARGEST, bare, written, self.numbered, IDENTITY,
         )  # fmt: skip
+        if rng.random() < 0.7:
+            state.allow_notes()
+            self.model.notes_allowed = True
+        self.noted = 0  # notes that were taken
         self.taken: list[int] = []  # slots of messages that the program has
         self.receives = receives
 
@@ -116,14 +148,23 @@ class Case:
     # The adapter
 
     def _sent(self, wr: Any) -> None:
+        piece, sub = wr.sg_list[0], wr.wr_id >> SUB_SHIFT
+        if wr.opcode == Opcode.RDMA_WRITE:
+            to = wr.wr.rdma
+            assert (piece.addr, piece.lkey) == (1 << 30, 11)
+            assert wr.next != ffi.NULL, "nothing tells of it"
+            assert wr.next.wr_id >> SUB_SHIFT == sub - SUB_OPERATE + SUB_NOTED
+            assert not wr.next.next
+            self.out.append(("write", to.remote_addr, to.rkey, piece.length))
+            self._sent(wr.next)
+            return
         if wr.next:
             self.chained += 1
-        piece = wr.sg_list[0]
         frame = bytes(ffi.buffer(ffi.cast("char *", piece.addr), piece.length))
-        slot = wr.wr_id >> SUB_SHIFT
+        slot = sub if sub < SUB_NOTED else (piece.addr - address(self.source)) // SLOT
         written = wr.opcode == Opcode.RDMA_WRITE_WITH_IMM
         assert piece.lkey == (9 if written else 5 if slot < SENDS else 6)
-        self.under_way.append(slot)
+        self.under_way.append((sub, slot))
         number = self.frames_out % NUMBERS * self.numbered
         self.frames_out += 1
         if written or wr.opcode == Opcode.SEND_WITH_IMM:
@@ -159,7 +200,8 @@ class Case:
 
     def complete_twice(self) -> None:
         """The adapter completes a receive, or a send, that it has completed before."""
-        slots = [s for s in range(SENDS + CONTROLS) if s not in self.under_way]
+        busy = {slot for _, slot in self.under_way}
+        slots = [s for s in range(SENDS + CONTROLS) if s not in busy]
         if self.rng.random() < 0.5 or not slots:
             slot = next(s for s in range(self.receives) if s != self.posted[0])
             wc = completion(SUB_RECV | slot, WCOpcode.RECV, FRAME_SIZE)
@@ -211,13 +253,21 @@ class Case:
         if rng.random() < self.malice:
             if rng.random() < 0.2:
                 return FRAME.pack(DATA, MORE, returned, 0, LARGEST + rng.randrange(2)) + b"part"
+            if rng.random() < 0.2:  # other bytes came than the header says
+                body = rng.randbytes(rng.randrange(1, EAGER))
+                length = len(body) + rng.choice((-1, 1))
+                return FRAME.pack(DATA, rng.choice((0, MORE)), returned, 0, length) + body
             whole = FRAME.pack(rng.randrange(10), rng.randrange(4), returned, 0, rng.randrange(3))
             return whole + rng.randbytes(rng.randrange(8)) if rng.random() < 0.7 else whole[:9]
         kinds = [CREDIT, PING, PONG, ABORT]
         if model.unused > 0:
             kinds += [DATA] * 12
+        if model.notes_allowed and rng.random() < self.malice:
+            kinds += [NOTE] * 20
         if not model.missing:
             kinds.append(END)
+            if model.notes_allowed and model.unused > 0:
+                kinds += [NOTE] * 4
             if model.unused > 0 and sum(large for large, _, _ in model.arrived) < 3:
                 kinds.append(RENDEZVOUS)
         if not model.dones or rng.random() < self.malice:
@@ -232,7 +282,19 @@ class Case:
             flags |= REQUESTS * (rng.random() < 0.1)
         if kind == RENDEZVOUS:
             body = rng.randbytes(20)
+        if kind in {CREDIT, PING, PONG}:  # the peer may be older, and tell no identity
+            argument = rng.choice((0, 0, 0, argument, rng.getrandbits(64)))
+        if kind == PING and rng.random() < 0.5:
+            first = self.exposure()
+            last = rng.choice((first, first + rng.randrange(2000), rng.getrandbits(32)))
+            flags, argument = flags | REVOKED, first << 32 | last % (1 << 32)
         imm = rng.getrandbits(32)
+        if kind == NOTE:
+            body = NOTE_BODY.pack(rng.getrandbits(32), rng.choice((0, 5, 1 << 62)))
+            flags, good = HAS_IMM, rng.random() >= self.malice * 4
+            if not good:
+                flags, body = rng.choice(((0, body), (5 | REQUESTS, body), (1, body[:-1])))
+                argument = rng.choice((argument, (1 << 64) - 1))
         if model.written and kind != DONE:
             flags |= rng.choice((0, 0, 0, FREE))
             if kind == PING and rng.random() < 0.5:
@@ -258,7 +320,7 @@ class Case:
                 self.land()
             case 3 if self.under_way:
                 wc = ffi.new("struct ibv_wc *")
-                wc.wr_id, wc.opcode = self.under_way.popleft() << SUB_SHIFT, int(WCOpcode.SEND)
+                wc.wr_id, wc.opcode = self.under_way.popleft()[0] << SUB_SHIFT, int(WCOpcode.SEND)
                 model.complete()
                 assert self.completing.take(wc)
             case 4:
@@ -266,16 +328,30 @@ class Case:
             case 5 if self.taken:
                 slot = self.taken.pop(rng.randrange(len(self.taken)))
                 model.free(slot)
-                assert c.back(slot) == 0
+                assert c.release_slot(slot) == 0
+            case 6 if rng.random() < 0.3:
+                self.write_noted()
             case 6:
                 self.send()
             case 7:
                 kind = rng.choice((PING, CREDIT, END, ABORT, DONE))
-                if kind != DONE or len(model.dones_pending) < self.exchanges:
+                if rng.random() < 0.2:
+                    awaited = rng.random() < 0.5
+                    model.ask_identity(awaited)
+                    assert c.ask_identity(awaited) == 0
+                elif rng.random() < 0.4:
+                    number = self.exposure()
+                    model.revoke(number)
+                    assert c.revoke(number) == 0
+                elif kind == PING and model.asking:
+                    assert c.ask_life() is None
+                elif kind == PING:
+                    model.asking = True
+                    model.say(PING)
+                    assert c.ask_life() == 0
+                elif kind != DONE or len(model.dones_pending) < self.exchanges:
                     model.say(kind, 5 if kind == DONE else 0)
                     assert c.send_control(kind, 5 if kind == DONE else 0) == 0
-                if kind == PING:
-                    model.asking = c.asking = True
             case 8:
                 model.wait()
                 assert c.credit() == 0
@@ -288,6 +364,10 @@ class Case:
                 model.delivering = True
                 c(EVENT_FRAMES)
                 model.end_turn()
+
+    def exposure(self) -> int:
+        """The number of one: few, so that some follow one another, and where they begin again."""
+        return self.rng.choice((self.rng.randrange(1, 20), LAST_EXPOSURE - self.rng.randrange(3)))
 
     def _resumed(self, events: int) -> None:
         assert events == EVENT_FRAMES
@@ -306,14 +386,23 @@ class Case:
             number = rng.randrange(model.landing, 3) + 1
             at = address(self.landings) + number * LARGEST
             model.offer(number, (at, number))
-            assert c.land(number, at, number, self.landings) == 0
+            assert c.offer_landing(number, at, number, self.landings) == 0
 
     def send(self) -> None:
         body = self.rng.randbytes(self.rng.randrange(self.rng.choice((40, 40, 300))))
         imm = self.rng.choice((None, 0, 77))
         if self.rng.random() < 0.1:
-            self.c.requesting = self.model.requesting = True
-        assert self.c.send_buffer(body, imm) == (0 if self.model.send(body, imm) else -1)
+            self.c.begin_requests()
+            self.model.requesting = True
+        assert (self.c.send(body, imm) == 0) == self.model.send(body, imm)
+
+    def write_noted(self) -> None:
+        rng, where = self.rng, self.rng.getrandbits(40)
+        rights, notes = Access.REMOTE_WRITE, rng.random() < 0.5
+        remote = RemoteRegion(where, 5000, rng.getrandbits(32), rights, notes=notes)
+        imm, kind = rng.getrandbits(32), NOTE if notes else DATA
+        posted = self.c.write(remote, self.local, 7, imm) is not None
+        assert posted == self.model.write(kind, imm, where + 7, remote.rkey, 4096)
 
     def take(self) -> None:
         """What the loop does after a drain, and the program with what there is."""
@@ -324,10 +413,16 @@ class Case:
             assert parts[0][1][: len(body)] == body
             parts[0] = (-1, *parts[0][1:])
             model.free(slot, together=1)
-            assert c.back_now(slot) == 0
+            assert c.repost_slot(slot) == 0
         while model.dones:
             assert c.next_done() == model.dones.popleft()
         assert c.next_done() is None
+        while model.notes:
+            note = model.notes.popleft()
+            assert c.next_note() == note
+            self.taken.append(note[-1])
+            self.noted += 1
+        assert c.next_note() is None
         if not model.arrived:
             assert c.peek() is None
             return
@@ -364,20 +459,26 @@ class Case:
         c, model = self.c, self.model
         assert self.adapter.wrong is None
         assert self.out == model.out
-        assert c.n_unposted == len(model.unposted)
-        assert (c.credits, c.n_free, c.n_control_free) == (
+        facts = c.facts()
+        assert facts["n_unposted"] == len(model.unposted)
+        assert (c.credits, facts["n_free"], facts["n_control_free"]) == (
             model.credits,
             model.slots,
             model.controls,
         )
         if model.violation is not None:
             with pytest.raises(Exception, match=WORDS[model.violation]):
-                raise violation(*c.wrong)
+                raise violation(*facts["wrong"])
             return
-        assert c.wrong[0] == 0
-        assert (c.posted, c.unused, c.granted) == (model.posted, model.unused, model.granted)
-        assert (c.alive, c.asking) == (model.alive, model.asking)
-        assert bool(self.group[0]) == model.alive, "a sign of life is one for the group"
+        assert facts["wrong"] is None
+        assert facts["posted"] == model.posted
+        assert (c.unused, facts["granted"]) == (model.unused, model.granted)
+        assert (facts["alive"], facts["asking"]) == (model.alive, model.asking)
+        assert c.knows_peer == bool(model.peer or model.ponged)
+        assert facts["n_revoking"] == len(model.revoking)
+        number = self.exposure()
+        for owner in (0, IDENTITY, model.peer):
+            assert c.admission(owner, number) == model.admits(owner, number)
         assert c.has_pending == len(model.controls_pending) + len(model.dones_pending)
         assert c.arrived == len(model.arrived)
         assert len(self.posted) >= model.unused, "a credit without a receive"
@@ -406,6 +507,7 @@ def test_c_does_what_the_model_does() -> None:
         seen["chained"] += case.chained
         seen["joined"] += case.joined
         seen["landed"] += case.landed
+        seen["noted"] += case.noted
         seen.update(f"sent {item[1]}" for item in case.out if item[0] == "send")
     print(seen)
     # A generator that never gets anywhere would show nothing.
@@ -415,6 +517,7 @@ def test_c_does_what_the_model_does() -> None:
         "chained",
         "joined",
         "landed",
-        *(f"sent {kind}" for kind in (CREDIT, DATA, BARE, WRITTEN, DONE, PING, PONG, END)),
+        "noted",
+        *(f"sent {kind}" for kind in (CREDIT, DATA, BARE, WRITTEN, DONE, PING, PONG, END, NOTE)),
     ):
         assert seen[what], (what, seen)

@@ -62,6 +62,7 @@ class Channel:
         self.raised: list[BaseException] = []
         self.laid: Counter[int] = Counter()  # messages, by state
         self.slow_calls = 0
+        self.in_drain = True
         self.raises: BaseException | None = None
         self.adapter = Adapter()
         self.opened.extend((self.adapter.read_fd, self.adapter.write_fd))
@@ -70,8 +71,8 @@ class Channel:
         config = ConnectionConfig(raw=True, recv_depth=1024)
         self.states = [new_state(config, None, config.receives, 1) for _ in range(3)]
         for index, state in enumerate(self.states):
-            state.allow_operations(4)
-            state.waiting = True
+            state.allow_operations(4, True)
+            state.await_arrival(True)
             self.drain.add(index, state, functools.partial(self.hear, index))
 
     def lay(self, *items: Item, length: int = 1) -> None:
@@ -92,7 +93,7 @@ class Channel:
         assert self.drain.sweep(self.queue.address) is not None
 
     def hear(self, index: int, bits: int) -> None:
-        assert self.drain.draining
+        assert self.drain.draining == self.in_drain
         self.told.append((index, bits))
         state = self.states[index]
         state.forget_done()
@@ -106,7 +107,6 @@ class Channel:
     def on_readable(self) -> bool:
         """What the channel does with the rest."""
         self.slow_calls += 1
-        self.drain.draining = True
         try:
             done = self.drain.drain()
         except BaseException as exc:
@@ -116,7 +116,7 @@ class Channel:
             for _, records in self.adapter.note():
                 self.python += [record[0] for record in records]
             self.drain.deliver()
-        self.drain.draining = self.drain.deferred = False
+        self.drain.finish()
         return False
 
     def failed(self, exc: BaseException) -> None:
@@ -155,7 +155,7 @@ def test_both_ways_tell_the_same(seed: int) -> None:
                 channel.lay(*items)
         error = rng.choice((None, None, None, ValueError("seen")))
         if rng.random() < 0.1:
-            quick.drain.deferred = True
+            quick.drain.defer()
         before = quick.slow_calls
         if not count and len(items) == 1:
             quick.raises = slow.raises = error
@@ -179,7 +179,7 @@ def test_news_of_one_that_is_gone_are_not_for_who_has_its_place() -> None:
     channel.sweep()
     channel.drain.remove(1)
     channel.drain.add(1, channel.states[1], told.append)
-    channel.drain.draining = True
+    channel.in_drain = False
     channel.drain.deliver()
     assert told == [], "a stranger heard of them"
     assert channel.told == [(2, 2)]
@@ -235,7 +235,7 @@ def test_what_was_deferred_calls_python_also_after_a_simple_drain() -> None:
         seen.append((channel.drain.draining, channel.drain.drain()))
 
     def hear(bits: int) -> None:
-        channel.drain.deferred = True
+        channel.drain.defer()
 
     channel.drain.add(0, channel.states[0], hear)
     channel.lay((0, 1))
@@ -246,7 +246,7 @@ def test_what_was_deferred_calls_python_also_after_a_simple_drain() -> None:
 def test_one_that_is_stopped_is_not_touched() -> None:
     channel, calls = Channel(), list[int]()
     channel.lay((0, 1))
-    channel.drain.stopped = True
+    channel.drain.stop()
     Readable(channel.drain, lambda: calls.append(1)).run()
     assert calls == [1]
     assert channel.told == []
@@ -260,7 +260,7 @@ def test_a_state_that_was_removed_hears_nothing() -> None:
     channel.sweep()
     for index in range(3):
         channel.drain.remove(index)
-    channel.drain.draining = True
+    channel.in_drain = False
     channel.drain.deliver()
     assert (channel.told, channel.drain.undelivered, channel.drain.n_states) == ([], 0, 0)
     channel.lay((0, 1))
@@ -416,7 +416,6 @@ def test_news_that_come_while_others_are_told_wait_for_the_next_turn() -> None:
     Readable(channel.drain, lambda: slow_calls.append(channel.drain.undelivered)).run()
     assert channel.told == [(0, 1)]
     assert slow_calls == [3], "it is for Python to have them told later"
-    channel.drain.draining = True
     channel.drain.deliver()
     assert channel.told == [(0, 1), (0, 1), (1, 1), (0, 1)]
     assert channel.drain.undelivered == 6, "of the line, which grows"

@@ -19,31 +19,35 @@ import pytest
 
 from aiordma._core import (
     EVENT_ROOM,
+    FOR_PYTHON,
     SUB_OPERATE,
     CMEvents,
     Drain,
     Message,
     MessageState,
+    QueuedSend,
     QueueState,
     Readable,
     Registration,
     StreamState,
-    Waiting,
     Wakeup,
 )
 from aiordma._ffi import ffi, lib
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.wire import FrameKind
-from aiordma.memory import RemoteRegion
+from aiordma.memory.remote import RemoteRegion
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import Access, Opcode
+from tests.inside.endpoint import set_terms
 
 from ..endpoint.fabric import LeftToPython, new_state
-from .completing import Completing, QueuePair, completion
+from .completing import SIZES, Completing, QueuePair, completion
 from .test_message_state import One, Slots, arrival
 
 _TP_CLEAR = 51  # the number of Py_tp_clear
 _NOWHERE = (0, 0, 0, 0)
+#: Objects of a type that C keeps for the next, at most (AIO_MOST_SPARE).
+MOST_SPARE = 64
 
 
 class Thing:
@@ -64,6 +68,7 @@ class Refused(CompletionQueue):
 
     def __init__(self, state: QueueState) -> None:
         self._aio = state
+        self._token = 0
 
     def end(self) -> None:
         """As the thread does that destroys it."""
@@ -99,7 +104,7 @@ def stream(send_depth: int = 16) -> StreamState:
 
 #: Of a connection, when it has parted with it.
 RECEIVER = SimpleNamespace(
-    on_arrival=lambda: None,
+    on_arrival=lambda starved: None,
     slot_back=lambda *_: None,
     slots=memoryview(bytes(4096)),
     _posted_again=lambda *_: None,
@@ -135,22 +140,21 @@ def test_a_closed_connection_uses_neither_queue_pair_nor_slots() -> None:
     state = one.state
     assert one.take(slots.lay(0, FrameKind.PING))
     assert one.take(arrival(1, 4))
-    slot = state.free_slots[-1]
-    assert state.withdraw_slot(slot)
-    state.allow_operations(4)
+    slot = state.facts()["free_slots"][-1]
+    assert state.remove_send_slot(slot)
+    state.allow_operations(4, True)
     region = Region()
     before = slots.sent[:], slots.posted[:]
     slots.qp.handle.context = ffi.NULL  # any post would crash
-    state.credits = state.eager_size = 32
+    set_terms(state, credits=32, eager_size=32)
     state.close()
     state.close()
-    assert state.send(b"data") == -1
-    assert state.send_buffer(b"data", None) == -1
-    waiting = state.stand_in_line(FrameKind.DATA, b"data", 4, None)
-    assert isinstance(waiting, Waiting)
+    assert state.send(b"data", None) == FOR_PYTHON
+    waiting = state.send_in_turn(FrameKind.DATA, b"data", 4, None)
+    assert isinstance(waiting, QueuedSend)
     assert state.send_control(FrameKind.PING) == 0
     assert state.credit() == 0
-    assert (state.back(0), state.back_now(0)) == (-1, -1)
+    assert (state.release_slot(0), state.repost_slot(0)) == (FOR_PYTHON, FOR_PYTHON)
     assert state.post_read(0, 0, 1, 0, 0, 0) == errno.ENOTCONN
     assert state.post_receives(4) == errno.ENOTCONN
     assert state.operate(0, Opcode.RDMA_READ, 0, 1, 0, 0, 0, 0, region) is None
@@ -162,11 +166,12 @@ def test_a_closed_connection_uses_neither_queue_pair_nor_slots() -> None:
 def test_a_closed_stream_does_not_use_its_queue_pair() -> None:
     state = stream()
     rest: list[int] = []
-    state.rest = lambda data, sent: rest.append(sent)
+    state.attach(None, None, lambda data, sent: rest.append(sent), None)
     qp = QueuePair(lambda wr: None, lambda wr: None)
-    state.bind(qp.address, 0, 0, 0)
-    state.held, state.sending = False, True
-    state.left = state.allowed = state.data_limit = 100
+    state.bind(qp.address, 0, 0, 0, 0)
+    state.meet(100, (0, 0, 100), (0, 0, 2), False)
+    state.open()
+    state.hold(False)
     assert state.send(b"data") == 4
     write = state.write  # the program may keep it
     qp.handle.context = ffi.NULL
@@ -174,8 +179,9 @@ def test_a_closed_stream_does_not_use_its_queue_pair() -> None:
     write(b"data")
     assert rest == [0]
     assert state.probe() == errno.ENOTCONN
-    assert (state.send(b"data"), state.fill(8), state.control(0, 1, b"", 0, 0, True)) == (0, 0, 0)
-    assert [state.used(slot) for slot in range(8)] == [0] * 8
+    assert (state.send(b"data"), state.announce(True), state.say(0)) == (0, 0, 0)
+    assert state.publish(0, b"", 0, 0) == 0
+    assert [state.complete_receive(slot, False) for slot in range(8)] == [0] * 8
 
 
 def test_a_closed_channel_has_no_events() -> None:
@@ -187,7 +193,7 @@ def test_a_closed_channel_has_no_events() -> None:
 
 def test_a_stopped_drain_touches_neither_channel_nor_queue() -> None:
     drain = Drain(1, 4)  # a channel at address 1 would crash
-    drain.stopped = True
+    drain.stop()
     assert drain.drain()
     assert drain.sweep(1) is None
 
@@ -210,17 +216,19 @@ def test_an_operation_completes_once() -> None:
     state = new_state(config, SimpleNamespace(is_running=lambda: True), config.receives, 4)
     qp = QueuePair(lambda wr: None)
     state.bind(qp.address, 0, 0, 0, _NOWHERE, _NOWHERE, (0, 0, 0), 0)
-    state.allow_operations(4)
+    state.allow_operations(4, True)
     completing = Completing(state)
     region = Region()
     number = state.take_number()
+    assert number is not None
     assert state.operate(number, Opcode.RDMA_READ, 0, 1, 0, 0, 0, 0, region) is not None
     for _ in range(6):
         assert completing.take(completion(SUB_OPERATE + number))
     assert completing.take(completion(SUB_OPERATE + number + 1))
     state(completing.events)
-    assert (state.operating, state.n_operations_free, region.registration.uses) == (0, 4, 0)
-    assert state.bytes_read == 1
+    facts = state.facts()
+    assert (facts["operating"], facts["n_operations_free"], region.registration.uses) == (0, 4, 0)
+    assert facts["bytes_read"] == 1
 
 
 def test_a_state_that_goes_lets_go_of_the_buffers_of_its_operations() -> None:
@@ -228,11 +236,11 @@ def test_a_state_that_goes_lets_go_of_the_buffers_of_its_operations() -> None:
     state = new_state(config, SimpleNamespace(is_running=lambda: True), config.receives, 4)
     qp = QueuePair(lambda wr: None)
     state.bind(qp.address, 0, 0, 0, _NOWHERE, _NOWHERE, (0, 0, 0), 0)
-    state.allow_operations(4)
-    state.sge, state.region, state.remote, state.pd = Thing, Region, RemoteRegion, None
-    state.may_read = state.attended = True
+    state.allow_operations(4, True)
+    state.operate_on(Thing, Region, RemoteRegion, None)
+    state.listen_for_operations()
     region, into = Region(4096), bytearray(8)
-    state.lend(region)
+    state.set_bounce(region)
     assert state.read(RemoteRegion(0, 64, 7, Access.REMOTE_READ), into, 0) is not None
     with pytest.raises(BufferError):
         into.append(0)
@@ -265,6 +273,15 @@ def returned(waiter: Iterator[Any]) -> Any:
     return None
 
 
+def all_spare_messages() -> list[Any]:
+    """Messages, so many that C has no spare one left: the next is allocated."""
+    one = One(slot_size=64, recv_depth=2 * MOST_SPARE, raw=True)
+    one.state.set_receiver(cast("Any", RECEIVER))
+    for slot in range(MOST_SPARE):
+        assert one.take(arrival(slot, 1))
+    return [one.state.take() for _ in range(MOST_SPARE)]
+
+
 @pytest.mark.parametrize("ahead", range(4))
 @pytest.mark.parametrize("by", ["C", "Python"])
 def test_messages_are_dropped_by_a_function_that_the_collector_runs(by: str, ahead: int) -> None:
@@ -277,7 +294,7 @@ def test_messages_are_dropped_by_a_function_that_the_collector_runs(by: str, ahe
     for slot in range(3):
         assert one.take(arrival(slot, slot + 1))
     state = one.state
-    state.receiver = cast("Any", RECEIVER)
+    state.set_receiver(cast("Any", RECEIVER))
     dropped: list[int] = []
 
     class Dropper:
@@ -286,13 +303,14 @@ def test_messages_are_dropped_by_a_function_that_the_collector_runs(by: str, ahe
                 dropped.append(first[1])
                 state.skip()
 
-    take, made = state.take, [Thing] * 4
+    take, made, spare = state.take, [Thing] * 4, all_spare_messages()
     waiter = state.receiving(LeftToPython()) if by == "C" else iter(())
     message: Any = None
     with collected(Dropper):
         for index in range(ahead):
             made[index] = cast("Any", Thing())
         message = take() if by == "Python" else returned(waiter)
+    del spare
     gc.collect()
     lengths = [] if message is None else [len(message)]
     assert sorted(lengths + dropped) == [1, 2, 3]
@@ -305,7 +323,7 @@ def test_a_message_is_not_taken_twice_by_a_function_that_the_collector_runs(ahea
     one = One(slot_size=64, recv_depth=8, raw=True)
     for slot in range(3):
         assert one.take(arrival(slot, slot + 1))
-    one.state.receiver = cast("Any", RECEIVER)
+    one.state.set_receiver(cast("Any", RECEIVER))
     taken: list[Any] = []
 
     class Taker:
@@ -314,16 +332,40 @@ def test_a_message_is_not_taken_twice_by_a_function_that_the_collector_runs(ahea
             one.state.skip()
 
     waiter, made = one.state.receiving(LeftToPython()), [Thing] * 4
+    spare = all_spare_messages()
     with collected(Taker):
         for index in range(ahead):
             made[index] = cast("Any", Thing())
         message = returned(waiter)
+    del spare
     gc.collect()
     lengths = [len(message), *(first[1] for first in taken)]
     while first := one.state.peek():
         lengths.append(first[1])
         one.state.skip()
     assert sorted(lengths) == [1, 2, 3]
+
+
+def test_messages_that_the_collector_has_cleared_can_be_called() -> None:
+    messages = One(slot_size=64, recv_depth=8).state.messages(LeftToPython())
+    cleared(messages)
+    with pytest.raises(RuntimeError, match="the connection is gone"):
+        messages.__anext__()
+
+
+def test_a_send_in_line_that_ends_with_its_state() -> None:
+    """The state lets go of its receiver when it is deallocated, and the receiver of the send."""
+    state = MessageState(cast("Any", SimpleNamespace(call_soon=print)), **SIZES)
+    receiver: Any = Thing()
+    receiver.sending = state.send_in_turn(FrameKind.DATA, b"data", 4, None)
+    state.set_receiver(receiver)
+    assert isinstance(receiver.sending, QueuedSend)
+    gone = weakref.ref(receiver)
+    del receiver
+    assert state.queued == 1
+    del state
+    gc.collect()
+    assert gone() is None
 
 
 def test_objects_that_the_collector_has_cleared_can_be_called() -> None:
@@ -340,24 +382,25 @@ def test_objects_that_the_collector_has_cleared_can_be_called() -> None:
     )
 
     state = One(slot_size=64, recv_depth=8).state
-    state.allow_operations(4)
+    state.allow_operations(4, True)
     assert isinstance(state, MessageState)
-    state.receiver = cast("Any", RECEIVER)
-    state.sge, state.region, state.remote, state.pd = Thing, Region, RemoteRegion, None
-    state.lend(Region(4096))
-    state.attended = True
+    state.set_receiver(cast("Any", RECEIVER))
+    state.operate_on(Thing, Region, RemoteRegion, None)
+    state.set_bounce(Region(4096))
+    state.listen_for_operations()
     remote = RemoteRegion(0, 64, 7, Access.REMOTE_WRITE)
-    cleared(state, state.parked)
+    cleared(state, state.receive_wakeup)
     attempt(
         lambda: state(255),
         lambda: next(state.receiving(LeftToPython())),
-        lambda: state.send(b"data"),
+        lambda: state.send(b"data", None),
+        lambda: state.send_in_turn(FrameKind.DATA, b"data", 4, None),
         lambda: state.operate(0, 0, 0, 1, 0, 0, 0, 0, None),
         lambda: state.ended(0, None),
         lambda: state.read(None, None, 0),
-        lambda: state.write(remote, b"data", 0),
-        lambda: state.write(remote, Region(), 0),
-        lambda: state.parked.cancel(),
+        lambda: state.write(remote, b"data", 0, None),
+        lambda: state.write(remote, Region(), 0, None),
+        lambda: state.receive_wakeup.cancel(),
         state.take,
     )
 
@@ -374,7 +417,7 @@ def test_objects_that_the_collector_has_cleared_can_be_called() -> None:
     drain = Drain(1, 4)
     drain.add(0, state, state)
     readable = Readable(drain, print)
-    drain.stopped = True
+    drain.stop()
     cleared(drain, readable)
     attempt(drain.deliver, drain.drain, lambda: drain.remove(0), readable.run)
 
@@ -388,7 +431,7 @@ def parked_of(kind: str) -> tuple[MessageState | StreamState, Wakeup]:
     if kind == "messages":
         config = ConnectionConfig(raw=True, recv_depth=4)
         state = new_state(config, None, config.receives, 1)
-        return state, state.parked
+        return state, state.receive_wakeup
     port = stream()
     return port, port.park(cast("Any", None))
 

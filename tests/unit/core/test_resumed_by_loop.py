@@ -1,4 +1,4 @@
-"""`Drain.soon`: the loop resumes the tasks, each in a turn of its own, and not the drain.
+"""`Drain.resume_by_loop`: the loop resumes the tasks, each in a turn of its own, and not the drain.
 
 So does aiordma in debug mode, in which a loop names a task that holds it up, and where a task may
 run the loop in itself (`loop/running.py`).
@@ -75,7 +75,7 @@ def slow(run: Run, caplog: pytest.LogCaptureFixture) -> Run:
 def test_a_receive(slow: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         side, log = Side(), list[str]()
-        side.link.drain.soon = True
+        side.link.drain.resume_by_loop(True)
 
         def event() -> None:
             side.arrives(b"one")
@@ -90,7 +90,7 @@ def test_a_receive(slow: Run, caplog: pytest.LogCaptureFixture) -> None:
 def test_a_send(slow: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         side, log = many(), list[str]()
-        side.link.drain.soon = True
+        side.link.drain.resume_by_loop(True)
         task = await resumed(log, lambda: side.core.send(b"one"), lambda: give(side, 1))
         await task
         check_named(caplog, log)
@@ -104,7 +104,7 @@ def test_a_stream(slow: Run, caplog: pytest.LogCaptureFixture) -> None:
         loop, log = asyncio.get_running_loop(), list[str]()
         stream = Stream("by C", loop)
         stream.open()
-        stream.adapter.drain.soon = True
+        stream.adapter.drain.resume_by_loop(True)
         reader = RdmaStreamReader(limit=LIMIT, loop=loop)
         reader.set_transport(Transport(stream))
         stream.incoming.set_protocol(asyncio.StreamReaderProtocol(reader, loop=loop))
@@ -119,7 +119,7 @@ def test_a_stream(slow: Run, caplog: pytest.LogCaptureFixture) -> None:
 def test_senders_that_come_while_others_are_on_their_way_are_not_forgotten(run: Run) -> None:
     async def main() -> None:
         side = many()
-        side.link.drain.soon = True
+        side.link.drain.resume_by_loop(True)
         first = asyncio.create_task(side.core.send(b"1"))
         await settle()
         late: list[asyncio.Task[None]] = []

@@ -29,7 +29,7 @@ class Scene:
         self.run = self.safety.by(self.fd, self.call)
         for queue in self.queues:
             self.safety.add(queue.address)
-        self.safety.calm = True
+        self.safety.expect_calm(True)
 
     def call(self) -> None:
         self.called += 1
@@ -70,7 +70,7 @@ def test_a_calm_channel_is_polled_without_python(scene: Scene) -> None:
 
 
 def test_python_polls_a_channel_that_is_not_calm(scene: Scene) -> None:
-    scene.safety.calm = False
+    scene.safety.expect_calm(False)
     assert scene.alarm() == 1
     assert scene.polls == [0, 0]
 
@@ -125,7 +125,8 @@ def test_nothing_is_polled_beside_a_drain_that_is_not_done() -> None:
         adapter.run()
         assert adapter.drain.n_pending
         safety.new_events()
-        safety.calm, polls = True, queue.polls
+        polls = queue.polls
+        safety.expect_calm(True)
         alarm_set(fd, time.monotonic())
         run()
         assert queue.polls == polls
@@ -173,7 +174,7 @@ def test_it_does_not_keep_its_drain_alive(scene: Scene) -> None:
 
 
 def test_a_stopped_drain_is_left_alone(scene: Scene) -> None:
-    scene.adapter.drain.stopped = True
+    scene.adapter.drain.stop()
     assert scene.alarm() == 0
     assert scene.polls == [0, 0]
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from aiordma._core import EVENT_FAILED, EVENT_FRAMES, SUB_RECV
+from aiordma._core import EVENT_FAILED, EVENT_FRAMES, NO_ROOM, SUB_RECV
 from aiordma._ffi import ffi
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
 from aiordma.endpoint.wire import FRAME, FRAME_SIZE, FrameKind
 from aiordma.verbs.enums import Opcode, WCOpcode
+from tests.inside.endpoint import set_terms
 
 from ..endpoint.fabric import LeftToPython, new_state
 from .completing import Completing, QueuePair, completion
@@ -47,9 +48,8 @@ class Side:
             self.qp.address, 0, 0, 0, (at[0], SIZE, 1, SENDS), (at[1], SIZE, 2, config.receives),
             (at[2], SIZE, 3), 0,
         )  # fmt: skip
-        self.state.eager_size = SIZE - FRAME_SIZE
-        self.state.credits = SENDS
-        self.state.handler = self._told
+        set_terms(self.state, credits=SENDS, eager_size=SIZE - FRAME_SIZE)
+        self.state.set_handler(self._told)
         self.events = 0
         self.resumed: Callable[[], object] = lambda: None
 
@@ -79,7 +79,7 @@ class Side:
 
     def send(self, *numbers: int) -> None:
         for number in numbers:
-            assert self.state.send_buffer(bytes([number]), None) == 0
+            assert self.state.send(bytes([number]), None) == 0
 
     def end_turn(self) -> None:
         assert self.calls == [0]
@@ -100,7 +100,7 @@ def test_the_sends_of_a_turn_are_posted_together() -> None:
     side.send(*range(2 + CHAIN + 3))
     full = [[0], [1], list(range(2, 2 + CHAIN))]
     assert side.doorbells == full
-    assert side.state.n_unposted == 3
+    assert side.state.facts()["n_unposted"] == 3
     side.end_turn()
     assert side.doorbells == [*full, list(range(2 + CHAIN, 2 + CHAIN + 3))]
     side.send(50)
@@ -120,7 +120,7 @@ def test_the_loop_ends_the_turn() -> None:
 
 @pytest.mark.parametrize("error", [RuntimeError("Event loop is closed"), MemoryError()])
 def test_without_a_call_of_the_loop_all_are_posted_at_once(error: Exception) -> None:
-    side = Side(SimpleNamespace(call_soon=raising(error)))
+    side = Side(SimpleNamespace(is_running=lambda: True, call_soon=raising(error)))
     side.send(1, 2, 3, 4)
     assert side.doorbells == [[1], [2], [3], [4]]
 
@@ -192,10 +192,10 @@ def test_other_requests_come_behind_the_chain() -> None:
 
 def test_a_send_that_has_to_wait_has_the_chain_posted() -> None:
     side = Side()
-    side.state.credits = 3
+    set_terms(side.state, credits=3)
     side.send(1, 2, 3)
     assert side.doorbells == [[1], [2]]
-    assert side.state.send_buffer(b"4", None) == -1
+    assert side.state.send(b"4", None) == NO_ROOM
     assert side.doorbells == [[1], [2], [3]]
 
 
@@ -206,9 +206,9 @@ def test_a_refused_chain_ends_the_connection(taken: int) -> None:
     side.taken = taken
     side.end_turn()
     assert side.events == (EVENT_FAILED if taken < 3 else 0)
-    assert side.state.error == (errno.ENOMEM if taken < 3 else 0)
-    assert side.state.n_unposted == 3 - taken
-    side.state.drop()
+    assert side.state.facts()["error"] == (errno.ENOMEM if taken < 3 else 0)
+    assert side.state.facts()["n_unposted"] == 3 - taken
+    side.state.advance("HOLD")
     assert (side.state.sent, side.state.flushed) == (5, 3 - taken), "what is under way is posted"
     assert side.state.completed == 0, "none of them has reached the peer"
 
@@ -229,7 +229,7 @@ def test_a_refused_chain_is_told_behind_an_exception() -> None:
     assert side.calls == [0, EVENT_FAILED], "the handler is not called for ever"
     side.events = 0
     side.state(EVENT_FAILED)
-    assert (side.events, side.state.error) == (EVENT_FAILED, errno.ENOMEM)
+    assert (side.events, side.state.facts()["error"]) == (EVENT_FAILED, errno.ENOMEM)
 
 
 def test_nothing_is_posted_in_place_of_a_refused_send() -> None:
@@ -237,7 +237,7 @@ def test_nothing_is_posted_in_place_of_a_refused_send() -> None:
     side.send(1, 2, 3)
     side.taken = 0
     assert side.state.post_read(0, 0, 8, 0, 0, 0) == errno.ENOMEM
-    assert side.state.send_buffer(b"4", None) == 0, "it waits behind the others"
+    assert side.state.send(b"4", None) == 0, "it waits behind the others"
     side.end_turn()
     assert side.events == EVENT_FAILED
     assert side.doorbells == [[1], [2], [], []]
@@ -268,11 +268,11 @@ def test_an_exception_of_a_signal_handler_goes_on() -> None:
     """Python runs these handlers in Python code, and `is_running` and `call_soon` are such code."""
     side = Side(SimpleNamespace(is_running=raising(KeyboardInterrupt()), call_soon=None))
     with pytest.raises(KeyboardInterrupt):
-        side.state.send(b"\1")
+        side.state.send(b"\1", None)
     assert side.doorbells == [], "nothing was sent"
-    assert side.state.send(b"\1") == 0
+    assert side.state.send(b"\1", None) == 0
 
-    side = Side(SimpleNamespace(call_soon=raising(KeyboardInterrupt())))
+    side = Side(SimpleNamespace(is_running=lambda: True, call_soon=raising(KeyboardInterrupt())))
     side.send(1)
     with pytest.raises(KeyboardInterrupt):
         side.send(2)

@@ -1,4 +1,4 @@
-"""Waits that begin with polling: `poller.c`, `spin.c`, and their part of the drain.
+"""Waits that begin with polling: `poller.c`, and their part of the drain.
 
 The adapter of fake_verbs completes between any two calls.  The test is the loop: it calls for the
 turns that the Poller asks for.
@@ -63,9 +63,9 @@ class Waiter:
         self.resumed = 0
         self._wait: Generator[Any, None, Any] | None = None
         receiver: Any = self
-        state.receiver = receiver
+        state.set_receiver(receiver)
 
-    def on_arrival(self) -> None:
+    def on_arrival(self, starved: bool) -> None:
         """A message has come while no task waits."""
         while self.state.peek() is not None:
             self.state.skip()
@@ -86,7 +86,7 @@ class Waiter:
         assert self._wait is not None
         self._wait.close()
         self.resumed += 1
-        self.on_arrival()
+        self.on_arrival(False)
         if self.more:
             self.more -= 1
             self.wait()
@@ -108,7 +108,8 @@ class Scene:
         self.asked = 0
         self.python: list[int] = []
         self.raises: list[BaseException] = []
-        self.poller = self.drain.poller = Poller(self._ask, False)
+        self.poller = Poller(self._ask)
+        self.drain.poll_with(self.poller)
         self._readable = Readable(self.drain, self._slow)
         self.states: list[MessageState] = []
         self._arrived: Counter[int] = Counter()
@@ -123,18 +124,17 @@ class Scene:
         self.asked += 1
 
     def _slow(self) -> None:
-        self.drain.draining = True
         if not self.drain.drain():
             for _, records in self.adapter.note():
                 self.python += [record[0] for record in records]
             self.drain.deliver()
-        self.drain.draining = self.drain.deferred = False
+        self.drain.finish()
 
     def queue(self) -> Queue:
         return self.adapter.queue()
 
     def spin(self, queue: Queue, bound_ns: int = LONG_NS, *, adaptive: bool = False) -> Spin:
-        return Spin(self.poller, queue.own, queue.address, bound_ns, adaptive)
+        return Spin(self.poller, queue.own, queue.address, bound_ns, adaptive, False)
 
     def state(self, spin: Spin) -> MessageState:
         """A connection with this Spin."""
@@ -488,7 +488,7 @@ def test_an_exception_between_two_turns_reaches_the_loop() -> None:
         at.raises = [KeyboardInterrupt()]
         with pytest.raises(KeyboardInterrupt):
             at.turn()
-        at.drain.draining = False
+        at.drain.finish()
         at.arrive(queue)
         at.step()
         assert waiter.resumed == 1
@@ -525,9 +525,9 @@ def test_a_closed_channel_and_a_forked_child_poll_nothing() -> None:
             queue = at.queue()
             Waiter(at.state(at.spin(queue))).wait()
             if end == "ask":
-                at.poller.ask = None
+                at.poller.stop()
             else:
-                at.drain.stopped = True
+                at.drain.stop()
             at.turn()
             assert not queue.polls
             assert not at.asked
@@ -535,11 +535,11 @@ def test_a_closed_channel_and_a_forked_child_poll_nothing() -> None:
 
 def test_values_that_make_no_sense() -> None:
     queue = QueueState(1)
-    poller = Poller(None, True)
+    poller = Poller(print)
     with pytest.raises(ValueError, match="bound"):
-        Spin(poller, queue, 1, 0, adaptive=False)
+        Spin(poller, queue, 1, 0, adaptive=False, yields=False)
     with pytest.raises(TypeError):
-        Spin(queue, queue, 1, 1, adaptive=False)  # type: ignore[arg-type]
+        Spin(queue, queue, 1, 1, adaptive=False, yields=False)  # type: ignore[arg-type]
     state = new_state(_RAW, None, _RAW.receives, 1)
     with pytest.raises(TypeError):
         state.spin_with(poller, poller)  # type: ignore[arg-type]

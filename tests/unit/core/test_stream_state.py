@@ -1,9 +1,8 @@
 """The data path of streams in C against the protocol in Python, on random conversations.
 
-Two victims hear the same peer, hostile or not.  One is the protocol in Python alone.  The other has
-its numbers in a `StreamState` and lets C take every completion that it will; what C does
-not take goes to Python, as a port does it.  After each step both say the same, and in the end both
-have posted the same messages.
+Two victims hear the same peer, hostile or not.  One is the protocol in Python alone.  The other is
+a `StreamState` and lets C take every completion that it will; what C does not take goes to Python,
+as a port does it.  After each step both have posted the same, and they take and refuse the same.
 """
 
 from __future__ import annotations
@@ -20,18 +19,20 @@ from aiordma._core import (
     STREAM_GROW,
     STREAM_IDLE,
     STREAM_MESSAGE,
+    STREAM_NO_SPACE,
     STREAM_RECV,
     SUB_SHIFT,
     StreamState,
 )
-from aiordma._ffi import ffi, lib, load_error
+from aiordma._ffi import ffi, load_error
 from aiordma.errors import ProtocolError
-from aiordma.rsocket import Descriptor, Hello, Place, Post
+from aiordma.rsocket import Descriptor, Hello, Machine, Place
 from aiordma.verbs.enums import SendFlags, WCStatus
 from tests.rsocket_hostile import right_word, word
 
-from ..rsocket.whole import Whole
-from .completing import Completing, QueuePair, fields
+from ..rsocket.forms import post_of
+from ..rsocket.whole import Post, Whole
+from .completing import Completing, QueuePair, completion, fields
 
 if load_error() is not None:
     pytest.skip(f"no compiled module: {load_error()}", allow_module_level=True)
@@ -40,14 +41,6 @@ SEED = os.environ.get("AIORDMA_TEST_SEED", "20241121")
 CASES = 1500
 RING, WIDER, SEND = 64, 160, 128
 SHUTDOWN = 0xE0000002
-#: What C and the protocol in Python both count.
-NUMBERS = (
-    "readable", "offset", "ring_left", "ring_buffers", "ring_allowed", "ring_free", "ring_next",
-    "credits", "consumed", "due", "waiting_count", "addr", "key", "left", "spare_left", "allowed",
-    "limit", "sequence", "data_out", "data_limit", "data_wrs", "control_out", "entry", "peer_entry",
-    "table_addr", "table_key", "table_length", "swapped", "sending", "crediting", "owing",
-    "ring_addr", "ring_rkey", "ring_size", "wider_size", "moved",
-)  # fmt: skip
 
 
 def _address(memory: Any) -> int:
@@ -75,48 +68,35 @@ class InC:
             inline_size=inline,
             memory=None,
         )
-        self.iwarp = iwarp
-        self.posted: list[tuple[int, int, int, bytes, bool]] = []
-        self.receives = 0
-        self.qp = QueuePair(self._send, self._receive)
-        self.state.bind(self.qp.address, 0, _address(self.words) if iwarp else 0, 6)
-        self.state.largest = 1 << 30
-        self.state.held = False
+        self.iwarp, self.inline = iwarp, inline
+        self.posted: list[Post] = []
+        self.signaled: list[bool] = []
+        self.sent: list[bytes] = []  # the bytes of each message
+        self.qp = QueuePair(self._send, lambda _: None)
+        words = _address(self.words) if iwarp else 0
+        assert self.state.bind(self.qp.address, 0, words, 6, 0) == 0
+        self.state.hold(False)
         self.completing = Completing(self.state)
-        self.machine = Whole(
+        self.machine = Machine(
             ring=self.place,
             table=table,
             memory=memoryview(ffi.buffer(self.table)),
             credits=credit,
-            send_depth=depth,
             iwarp=iwarp,
             state=self.state,
         )
-        self.machine.begin()
         self.taken = self.passed = 0
         self.rng = rng
 
     def _send(self, wr: Any) -> None:
-        data = wr
-        if wr.opcode == lib.IBV_WR_RDMA_WRITE:  # iWARP: the word follows
-            wr = wr.next
-        assert wr.wr_id == (STREAM_MESSAGE | len(self.posted)) << SUB_SHIFT
-        value = socket.ntohl(wr.imm_data)
-        if self.iwarp:
-            value = int(ffi.cast("uint32_t *", wr.sg_list.addr)[0])
-        payload = b""
-        if data.opcode != lib.IBV_WR_SEND and data.num_sge:
-            piece = data.sg_list
-            payload = bytes(ffi.buffer(ffi.cast("char *", piece.addr), piece.length))
-        rdma = data.wr.rdma
-        addr, key = (rdma.remote_addr, rdma.rkey) if payload else (0, 0)
-        signaled = bool(wr.send_flags & SendFlags.SIGNALED)
-        self.posted.append((addr, key, value, payload, signaled))
-
-    def _receive(self, wr: Any) -> None:
-        while wr:
-            self.receives += 1
-            wr = wr.next
+        data, last = wr, wr.next or wr  # on iWARP the word may follow
+        assert last.wr_id == (STREAM_MESSAGE | len(self.posted)) << SUB_SHIFT
+        post = post_of(wr, self.iwarp)
+        piece = data.sg_list if post.length else None
+        here = piece and ffi.buffer(ffi.cast("char *", piece.addr), piece.length)
+        self.posted.append(post)
+        self.sent.append(bytes(here or b""))
+        self.signaled.append(bool(last.send_flags & SendFlags.SIGNALED))
 
     def _take(self, sub: int, **values: int) -> bool:
         wc = ffi.new("struct ibv_wc *")
@@ -136,22 +116,25 @@ class InC:
         self.words[slot] = value
         values = {"byte_len": 4, "imm_data": socket.htonl(value), "wc_flags": 2}
         if not self._take(STREAM_RECV | slot, **values):
-            self.state.used(slot)
+            assert self.state.complete_receive(slot, False) == 0
             self.machine.on_word(value)
 
     def complete(self, number: int) -> None:
         """The completion of message `number`, which stands for all before it."""
         sub = STREAM_MESSAGE | number & 0x3FFF
         if not self._take(sub):
-            for _ in range(self.state.reach(sub)):
-                self.machine.completed(self.state.retire())
+            for word in self.state.complete_send(sub, False):
+                self.machine.completed(word)
 
     def write(self, data: bytes) -> int:
         return self.state.send(data)
 
     def control(self) -> None:
-        while (post := self.machine.next_control()) is not None:
-            self.state.control(post.word, post.wrs, post.payload, post.addr, post.key, True)
+        assert self.machine.post_control() == 0
+
+    @property
+    def room(self) -> int:
+        return self.state.next_place()[1]
 
 
 class Case:
@@ -179,11 +162,9 @@ class Case:
             machine.meet(hello)
             machine.open()
         self.malice = rng.choice((0.0, 0.02, 0.3))
-        self.posted: list[tuple[int, int, int, bytes]] = []
+        self.posted: list[Post] = []
         self.under_way: list[Post] = []  # in Python
         self.completed = 0
-        self.ring_left = 0  # bytes of the ring for sending, as Python would count them
-        self.given = 0
         self.grew = False
 
     def both(self, step: Any) -> None:
@@ -205,8 +186,13 @@ class Case:
         self.py.on_word(value)
 
     def control(self) -> None:
-        while (post := self.py.next_control()) is not None:
-            self.posted.append((post.addr, post.key, post.word, post.payload))
+        assert self.py.post_control() == 0
+        self.collect()
+
+    def collect(self) -> None:
+        while self.py.posted:
+            post = self.py.posted.popleft()
+            self.posted.append(post)
             self.under_way.append(post)
 
     def run(self) -> None:
@@ -225,7 +211,7 @@ class Case:
                         count = rng.randint(1, py.readable)
                         assert len(c.state.cut(count) or b"") == count
                         py.consume(count)
-                        self.control()
+                        self.collect()
                 case 6:
                     self.complete()
                 case 7:
@@ -244,8 +230,7 @@ class Case:
         if numbers.wider_size or numbers.ring_size > RING:
             return
         for state in (self.c.state, numbers):
-            state.wider_addr, state.wider_rkey = _address(self.c.wider), 0x12
-            state.wider_size = WIDER
+            state.widen(_address(self.c.wider), 0x12, WIDER)
         self.grew = True
 
     def say(self) -> None:
@@ -264,7 +249,7 @@ class Case:
 
     def advertise(self) -> None:
         rng, numbers = self.rng, self.py.numbers
-        unfilled = bool(numbers.left) + bool(numbers.spare_left) + any(self.memory)
+        unfilled = bool(numbers.left) + bool(numbers.spare[2]) + any(self.memory)
         if unfilled >= 2 and rng.random() >= self.malice:
             return
         good = Descriptor(0x30000, 0x99, rng.randint(1, 50)).pack(False)
@@ -279,21 +264,26 @@ class Case:
         before = len(self.c.posted)
         sent = self.c.write(data)
         done = 0
-        for addr, key, value, payload, _ in self.c.posted[before:]:
-            post = self.py.write(value)
-            assert (post.addr, post.key, post.word) == (addr, key, value)
-            assert payload == data[done : done + value]
-            done += value
-            self.posted.append((addr, key, value, payload))
+        for got, payload in zip(self.c.posted[before:], self.c.sent[before:], strict=True):
+            post = self.py.write(got.length)
+            assert post == got
+            assert payload == data[done : done + got.length]
+            done += got.length
+            self.posted.append(post)
             self.under_way.append(post)
         assert done == sent
-        if sent < len(data):  # the protocol has no room, or the ring
-            assert not self.py.room or not self.c.state.send_free
+        if sent < len(data) and self.py.room:  # the protocol has room, the ring has not
+            assert self.in_ring() == SEND
+
+    def in_ring(self) -> int:
+        """Bytes of the ring for sending that messages under way have."""
+        lengths = [post.length for post in self.under_way if post.word < 1 << 29]
+        return sum(length for length in lengths if length > self.c.inline)
 
     def complete(self) -> None:
         """One of the messages that asked for it completes."""
         told = [
-            index for index in range(self.completed, len(self.c.posted)) if self.c.posted[index][4]
+            index for index in range(self.completed, len(self.c.posted)) if self.c.signaled[index]
         ]
         if not told:
             return
@@ -308,24 +298,17 @@ class Case:
         c, py = self.c, self.py
         if c.qp.wrong is not None:
             raise c.qp.wrong
-        assert [one[:4] for one in c.posted] == self.posted
-        assert c.machine.readable == py.readable
-        assert c.machine.peek() == py.peek()
-        assert c.machine.room == py.room
-        for name in NUMBERS:
-            assert getattr(c.state, name) == getattr(py.numbers, name), name
-        if py.numbers.waiting_count:
-            assert c.state.first_waiting == py.numbers.first_waiting
-        if py.numbers.spare_left:
-            for name in ("spare_addr", "spare_key"):
-                assert getattr(c.state, name) == getattr(py.numbers, name), name
-        for name in ("writable", "eof", "disconnected", "idle", "unsent_control"):
+        assert c.posted == self.posted
+        assert c.state.readable == py.readable
+        assert c.room <= py.room
+        for name in ("writable", "eof", "disconnected"):
             assert getattr(c.machine, name) == getattr(py, name), name
         assert bytes(c.table) == bytes(self.memory)
         # Whoever waits for room is told of it.
-        way = c.posted[self.completed :]
-        if way and not c.state.room() and c.state.sending and c.state.allowed:
-            assert not c.state.left or any(one[4] for one in way), "nobody will tell"
+        numbers = py.numbers
+        way = c.signaled[self.completed :]
+        if way and not c.room and py.writable and numbers.allowed:
+            assert not numbers.left or any(way), "nobody will tell"
 
 
 def test_c_and_python_agree() -> None:
@@ -346,75 +329,92 @@ def test_c_and_python_agree() -> None:
             seen["over" if case.py.disconnected else "alive"] += 1
         seen["taken"] += case.c.taken
         seen["passed"] += case.c.passed
-        seen["moved"] += case.c.state.ring_size == WIDER
-        seen["untold"] += sum(not one[4] for one in case.c.posted)
+        seen["moved"] += case.py.numbers.ring_size == WIDER
+        seen["untold"] += case.c.signaled.count(False)
     print(seen)
     # A generator that never gets anywhere would show nothing.
     for what in ("broken", "over", "alive", "taken", "passed", "moved", "untold"):
         assert seen[what] > CASES / 50, seen
 
 
-def _grown(handler: Any = None) -> tuple[StreamState, Completing, Any]:
-    """A state whose ring has 64 bytes, and that asks for more after 64 that were taken."""
-    memory = ffi.new("uint8_t[]", 1024)
-    at = _address(memory)
-    state = StreamState(
-        ring=(at, 1, RING), table=at + 256, send=(at + 512, SEND, 5), credits=20,
-        send_depth=8, iwarp=False, inline_size=0, memory=memory,
-    )  # fmt: skip
-    Whole(
-        ring=Place(at, 1, RING), table=Place(at + 256, 2, 32),
-        memory=memoryview(ffi.buffer(memory))[256:288], credits=20, send_depth=8, state=state,
-    ).begin()  # fmt: skip
-    state.receiving = state.dead = True
-    state.grow_at = 64
-    return state, Completing(state), memory
+class Grown:
+    """An open stream whose ring has 64 bytes, and that asks for more after 64 that were taken.
 
+    Attributes:
+        posted: Its messages.
+    """
 
-def _data(length: int) -> Any:
-    wc = ffi.new("struct ibv_wc *")
-    wc.wr_id, wc.imm_data, wc.wc_flags = STREAM_RECV << SUB_SHIFT, socket.htonl(length), 2
-    return wc
+    def __init__(self) -> None:
+        self.memory = ffi.new("uint8_t[]", 1024)
+        at = _address(self.memory)
+        self.posted: list[Post] = []
+        self.state = StreamState(
+            ring=(at, 1, RING), table=at + 256, send=(at + 512, SEND, 5), credits=20,
+            send_depth=8, iwarp=False, inline_size=0, memory=self.memory,
+        )  # fmt: skip
+        self.qp = QueuePair(lambda wr: self.posted.append(post_of(wr, False)), lambda _: None)
+        assert self.state.bind(self.qp.address, 0, 0, 0, 0) == 0
+        self.state.meet(1, (0x20000, 0x88, 100), (0x10000, 0x77, 2), False)
+        self.state.open()
+        self.state.grow_after(64)
+        self._completing = Completing(self.state)
+
+    def hear(self, *lengths: int) -> int:
+        """So many bytes arrive in each message; the events."""
+        self._completing.events = 0
+        for length in lengths:
+            assert self._completing.take(completion(STREAM_RECV, length=0, imm=length))
+        return self._completing.events
+
+    def announced(self) -> list[Descriptor]:
+        """The buffers that the peer was told of, whose messages complete."""
+        posts, self.posted[:] = self.posted[:], []
+        return [Descriptor.unpack(post.payload, False) for post in posts if post.payload]
 
 
 @pytest.mark.parametrize(
-    ("lengths", "asks"),
+    ("before", "then", "asks"),
     [
-        pytest.param((15, 1), False, id="little"),
-        pytest.param((16,), True, id="much at once"),
-        pytest.param((8, 8, 8, 8), True, id="no room is left"),
+        pytest.param((15, 1), (15, 1), False, id="little"),
+        pytest.param((16,), (16,), True, id="much at once"),
+        pytest.param((8,) * 4, (8,) * 7, False, id="room is left"),
+        pytest.param((8,) * 4, (8,) * 8, True, id="no room is left"),
     ],
 )
 def test_a_larger_ring_is_asked_for_when_there_is_more_than_fits(
-    lengths: tuple[int, ...], asks: bool
+    before: tuple[int, ...], then: tuple[int, ...], asks: bool
 ) -> None:
-    state, completing, _memory = _grown()
-    for length in lengths:
-        completing.take(_data(length))
-    assert not completing.events & STREAM_GROW, "the program has taken nothing yet"
-    state.cut(state.readable)
-    state.ring_left, state.grow_at = 32, sum(lengths)
-    for length in lengths:
-        completing.take(_data(length))
-    assert bool(completing.events & STREAM_GROW) is asks
+    grown = Grown()
+    assert not grown.hear(*before) & STREAM_GROW, "the program has taken nothing yet"
+    grown.state.cut(sum(before))
+    grown.state.grow_after(sum(before))
+    assert bool(grown.hear(*then) & STREAM_GROW) is asks
 
 
 def test_bytes_go_on_in_the_larger_ring() -> None:
-    state, completing, memory = _grown()
-    ring, wider = ffi.buffer(memory, RING), ffi.new("uint8_t[]", WIDER)
-    state.wider_addr, state.wider_rkey, state.wider_size = _address(wider), 3, WIDER
-    state.moved, state.ring_free, state.ring_next = True, 0, 0
-    state.ring_left, state.ring_buffers = 10, 1
-    state.offset = RING - 10
+    grown = Grown()
+    state, at = grown.state, _address(grown.memory)
+    ring, wider = ffi.buffer(grown.memory, RING), ffi.new("uint8_t[]", WIDER)
+    assert state.announce(False) == 0
+    grown.hear(32)
+    state.widen(_address(wider), 3, WIDER)
+    assert grown.announced() == [Descriptor(at + 32, 1, 32)]
+    assert len(state.cut(32) or b"") == 32
+    # In the place of the first half comes that of the larger ring.
+    assert grown.announced() == [Descriptor(_address(wider), 3, WIDER // 2)]
+    grown.hear(22)
+    assert len(state.cut(22) or b"") == 22
+    assert state.take_word(11) == (STREAM_NO_SPACE, 11, 10)
     ring[RING - 10 : RING] = b"0123456789"
     ffi.memmove(wider, b"abc\ndef", 7)
-    completing.take(_data(10))
-    assert state.ring_left == WIDER // 2
-    completing.take(_data(7))
+    grown.hear(10)
+    assert state.take_word(WIDER) == (STREAM_NO_SPACE, WIDER, WIDER // 2)
+    grown.hear(7)
     assert state.cut(4) == b"0123"
+    assert grown.announced() == []
     assert state.cut(8) == b"456789ab"
-    assert (state.moved, state.ring_size, state.ring_addr) == (False, WIDER, _address(wider))
-    assert (state.offset, state.ring_free, state.ring_next) == (2, WIDER // 2 + 2, WIDER // 2)
+    # The bytes of the first ring are read: the larger ring goes on by itself.
+    assert grown.announced() == [Descriptor(_address(wider) + WIDER // 2, 3, WIDER // 2)]
     assert state.cut(5) == b"c\ndef"
 
 
@@ -432,9 +432,11 @@ def test_at_the_end_the_receives_that_come_back_are_counted() -> None:
         send_depth=8, iwarp=False, inline_size=0, memory=None,
     )  # fmt: skip
     completing = Completing(state)
-    state.posted = 3
+    qp = QueuePair(lambda _: None, lambda _: None)
+    assert state.bind(qp.address, 0, 0, 0, 3) == 0
     assert not completing.take(_completed(STREAM_RECV | 1)), "it has not ended"
-    state.flushing = True
+    assert state.flush()
+    assert not state.flush(), "it is flushing already"
     assert completing.take(_completed(STREAM_RECV | 1))
     for other, why in (
         (_completed(STREAM_MESSAGE | 0), "Python knows what it was"),

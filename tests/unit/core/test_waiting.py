@@ -14,15 +14,14 @@ from typing import Any
 
 import pytest
 
-from aiordma._core import EVENT_ROOM, FRAME_HAS_IMM, Message, Waiting
+from aiordma._core import EVENT_ROOM, FRAME_HAS_IMM, LACKS_SLOT, Message, QueuedSend
 from aiordma.endpoint.wire import FRAME, FrameKind
 from aiordma.errors import RdmaTimeoutError, ResourceClosedError
-from tests.inside.endpoint import receiver_of
+from tests.inside.endpoint import receiver_of, set_terms
 from tests.inside.link import listeners_of
 
-from ..conftest import LIMIT_S, LOOPS, Run, settle
+from ..conftest import LIMIT_S, LOOPS, Run, eager_collector, settle
 from ..endpoint.test_sender import Side, lost
-from .test_message_cycles import eager_collector
 from .test_message_waiting import traced
 from .test_wakeup import called_by_the_loop
 
@@ -88,7 +87,7 @@ def test_the_drain_resumes_the_tasks_and_posts_what_they_send_together(
             await called_by_the_loop(lambda: give(side, 2))
             await results(tasks)
         assert side.bodies == [bytes([number]) for number in range(20)]
-        assert side.state.messages_sent == side.state.bytes_sent == 20
+        assert side.state.facts()["messages_sent"] == side.state.facts()["bytes_sent"] == 20
 
     run(main())
 
@@ -102,7 +101,7 @@ def test_first_come_first_served_with_cancels_announcements_and_newcomers(
 
     async def main() -> None:
         chance, side = random.Random(seed), many()
-        side.link.drain.soon = soon
+        side.link.drain.resume_by_loop(soon)
         tasks: dict[bytes, asyncio.Task[None]] = {}
         numbers = iter(numbered(MANY))
         while len(tasks) < 300:
@@ -111,7 +110,7 @@ def test_first_come_first_served_with_cancels_announcements_and_newcomers(
                 count = chance.randrange(1, 4)
                 await called_by_the_loop(lambda count=count: give(side, count))  # type: ignore[misc]
             elif what == "run":
-                side.link.drain.soon = soon and chance.random() < 0.8
+                side.link.drain.resume_by_loop(soon and chance.random() < 0.8)
                 await settle(chance.randrange(3))
             elif what == "cancel" and tasks:
                 chance.choice(list(tasks.values())[-8:]).cancel()
@@ -130,7 +129,7 @@ def test_first_come_first_served_with_cancels_announcements_and_newcomers(
         assert side.bodies == expected
         assert len(expected) < 300, "none was canceled in time"
         assert side.state.queued == 0
-        assert side.state.n_free == MANY - len(expected), "a slot was lost"
+        assert side.state.facts()["n_free"] == MANY - len(expected), "a slot was lost"
 
     run(main())
 
@@ -229,13 +228,32 @@ def test_a_wait_that_ends_frees_the_buffer_and_its_place(run: Run, end: str) -> 
     run(main())
 
 
+def test_a_send_stands_in_line_though_there_is_room(run: Run) -> None:
+    """A task that the drain has resumed sends again, before the drain has come to the next."""
+
+    async def main() -> None:
+        side = many()
+
+        async def twice() -> None:
+            await side.core.send(b"first")
+            await side.core.send(b"third")
+
+        tasks = [asyncio.create_task(twice()), *sending(side, b"second")]
+        await settle()
+        await called_by_the_loop(lambda: give(side, 3))
+        await results(tasks)
+        assert side.bodies == [b"first", b"second", b"third"]
+
+    run(main())
+
+
 def test_a_send_that_no_task_awaits_holds_up_no_other(run: Run) -> None:
     """As a signal's handler that raises may leave it, between two steps of the interpreter."""
 
     async def main() -> None:
         side = many()
-        left: Any = side.state.send(b"0")
-        assert isinstance(left, Waiting)
+        left: Any = side.state.send_in_turn(FrameKind.DATA, b"0", 1, None)
+        assert isinstance(left, QueuedSend)
         tasks = sending(side, b"1", b"2")
         await settle()
         assert side.state.queued == 3
@@ -248,10 +266,55 @@ def test_a_send_that_no_task_awaits_holds_up_no_other(run: Run) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_a_list_of_buffers_waits_with_a_copy(run: Run, several: bool) -> None:
+    """So that its buffers are the program's again, as where they are sent at once."""
+
+    async def main() -> None:
+        side, buffer = many(), bytearray(b"one")
+        data: Any = [buffer, b" and two"] if several else [buffer]
+        task = asyncio.create_task(side.core.send(data, imm=7))
+        await settle()
+        assert side.state.queued == 1
+        buffer.clear()  # it is not exported
+        data.clear()
+        await called_by_the_loop(lambda: give(side, 1))
+        assert await results([task]) == [None]
+        assert side.bodies == [b"one and two" if several else b"one"]
+        assert FRAME.unpack_from(side.link.sent[0])[1:4:2] == (FRAME_HAS_IMM, 7)
+
+    run(main())
+
+
+@pytest.mark.parametrize("end", ["closed", "closed after a step", "dropped", "sent"])
+def test_room_that_the_first_in_line_leaves_resumes_the_next(run: Run, end: str) -> None:
+    """Room that came before the first had parked could resume nobody."""
+
+    async def main() -> None:
+        side = many()
+        first: Any = side.state.send_in_turn(FrameKind.DATA, b"0", 1, None)
+        if end == "closed after a step":
+            assert next(first) is first, "what its task would park on"
+        tasks = sending(side, b"1", b"2")
+        await settle()
+        await called_by_the_loop(lambda: give(side, 3))
+        assert side.bodies == [], "the first is asked when it runs"
+        if end == "sent":
+            assert await first == 0
+        elif end == "dropped":
+            del first
+        else:
+            first.close()
+        assert await results(tasks) == [None, None]
+        assert side.bodies == [b"0"] * (end == "sent") + [b"1", b"2"]
+
+    run(main())
+
+
 def test_a_failure_before_the_first_step_of_the_wait_ends_it(run: Run) -> None:
     async def main() -> None:
         side = many()
-        waiting: Any = side.state.send(b"0")
+        waiting: Any = side.state.send_in_turn(FrameKind.DATA, b"0", 1, None)
         side.sender.fail(lost)
         with pytest.raises(ConnectionResetError, match="lost"):
             await waiting
@@ -264,8 +327,8 @@ def test_a_failure_before_the_first_step_of_the_wait_ends_it(run: Run) -> None:
 def test_room_that_came_before_the_first_step_of_the_wait_is_taken(run: Run) -> None:
     async def main() -> None:
         side = many()
-        waiting: Any = side.state.send(b"0")
-        side.state.credits += 1
+        waiting: Any = side.state.send_in_turn(FrameKind.DATA, b"0", 1, None)
+        set_terms(side.state, credits=side.state.credits + 1)
         assert await waiting == 0
         assert side.bodies == [b"0"]
 
@@ -276,7 +339,7 @@ def test_a_task_that_finds_no_room_when_it_is_resumed_waits_again_and_is_freed(r
     """The awaitable around the wait runs first, and the adapter has failed there."""
 
     class Around:
-        def __init__(self, side: Side, waiting: Waiting) -> None:
+        def __init__(self, side: Side, waiting: QueuedSend) -> None:
             self.side = side
             self.waiting = waiting
 
@@ -288,7 +351,7 @@ def test_a_task_that_finds_no_room_when_it_is_resumed_waits_again_and_is_freed(r
 
     async def main() -> None:
         side = many()
-        waiting: Any = side.state.send(b"0")
+        waiting: Any = side.state.send_in_turn(FrameKind.DATA, b"0", 1, None)
         before = sys.getrefcount(waiting)
 
         async def one() -> None:
@@ -346,7 +409,7 @@ def test_an_end_with_a_thousand_that_wait(run: Run, how: str) -> None:
         assert {type(end) for end in ends} == {kind}
         assert len(set(map(id, ends))) == MANY, "each has a traceback of its own"
         assert FrameKind.DATA not in side.kinds
-        assert (side.state.queued, side.state.n_free) == (0, MANY)
+        assert (side.state.queued, side.state.facts()["n_free"]) == (0, MANY)
         for task in closing:
             task.cancel()
         await results([*closing])
@@ -390,7 +453,7 @@ def test_completed_sends_wake_the_loop_only_while_the_line_lacks_a_slot(run: Run
         await settle()
         assert listeners_of(side.link) == 0, "credits come with a message, which wakes it"
         await called_by_the_loop(lambda: give(side, 8))
-        assert (len(side.link.sent), side.state.lacks_slot) == (2, True)
+        assert (len(side.link.sent), side.state.lacks) == (2, LACKS_SLOT)
         assert listeners_of(side.link) == 1
         side.acknowledge()
         await settle()

@@ -223,35 +223,29 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
         end.close()
 
 
-def test_g09_a_wait_ends_with_the_message_of_the_kernel(kernel: Kernel, run: Run) -> None:
-    async def main() -> None:
-        waits = Neighbors()
-        waiting = [asyncio.create_task(waits.wait(UNKNOWN, HOST, OWN)) for _ in range(3)]
-        await kernel.told()
-        for other in (neighbor(REACHABLE, GATEWAY), neighbor(INCOMPLETE), b"odd", message(3, b"")):
-            kernel.ends[0].send(other)
-        await settle()
-        assert not any(task.done() for task in waiting)
-        kernel.says = [KNOWN] * 6
-        kernel.ends[0].send(neighbor(REACHABLE))
-        assert await asyncio.gather(*waiting) == [True] * 3
-        assert not kernel.is_asked, "no wait needs it"
-
-    run(main())
+async def test_g09_a_wait_ends_with_the_message_of_the_kernel(kernel: Kernel) -> None:
+    waits = Neighbors()
+    waiting = [asyncio.create_task(waits.wait(UNKNOWN, HOST, OWN)) for _ in range(3)]
+    await kernel.told()
+    for other in (neighbor(REACHABLE, GATEWAY), neighbor(INCOMPLETE), b"odd", message(3, b"")):
+        kernel.ends[0].send(other)
+    await settle()
+    assert not any(task.done() for task in waiting)
+    kernel.says = [KNOWN] * 6
+    kernel.ends[0].send(neighbor(REACHABLE))
+    assert await asyncio.gather(*waiting) == [True] * 3
+    assert not kernel.is_asked, "no wait needs it"
 
 
-def test_g09_a_neighbor_that_does_not_answer(kernel: Kernel, run: Run) -> None:
-    async def main() -> None:
-        waits = Neighbors()
-        waiting = asyncio.create_task(waits.wait(UNKNOWN, HOST, OWN))
-        await kernel.told()
-        kernel.ends[0].send(neighbor(FAILED))
-        with pytest.raises(OSError, match=f"{HOST} does not answer") as caught:
-            await waiting
-        assert caught.value.errno == errno.EHOSTUNREACH
-        assert not kernel.is_asked
-
-    run(main())
+async def test_g09_a_neighbor_that_does_not_answer(kernel: Kernel) -> None:
+    waits = Neighbors()
+    waiting = asyncio.create_task(waits.wait(UNKNOWN, HOST, OWN))
+    await kernel.told()
+    kernel.ends[0].send(neighbor(FAILED))
+    with pytest.raises(OSError, match=f"{HOST} does not answer") as caught:
+        await waiting
+    assert caught.value.errno == errno.EHOSTUNREACH
+    assert not kernel.is_asked
 
 
 def test_g09_a_neighbor_that_became_known_meanwhile(kernel: Kernel, run: Run) -> None:
@@ -284,27 +278,21 @@ def test_g09_without_messages_the_kernel_is_asked_again(
     assert kernel.asks == 3
 
 
-def test_g09_lost_messages_make_each_wait_look_again(kernel: Kernel, run: Run) -> None:
-    async def main() -> None:
-        waits = Neighbors()
-        waiting = asyncio.create_task(waits.wait(UNKNOWN, HOST, OWN))
-        await kernel.told()
-        kernel.says = [KNOWN]
-        Netlink.overruns = 1
-        kernel.ends[0].send(b"odd")
-        assert await waiting
-        assert not Netlink.overruns
-
-    run(main())
+async def test_g09_lost_messages_make_each_wait_look_again(kernel: Kernel) -> None:
+    waits = Neighbors()
+    waiting = asyncio.create_task(waits.wait(UNKNOWN, HOST, OWN))
+    await kernel.told()
+    kernel.says = [KNOWN]
+    Netlink.overruns = 1
+    kernel.ends[0].send(b"odd")
+    assert await waiting
+    assert not Netlink.overruns
 
 
-def test_g09_a_wait_that_is_canceled_leaves_nothing(kernel: Kernel, run: Run) -> None:
-    async def main() -> None:
-        waits = Neighbors()
-        waiting = asyncio.create_task(waits.wait(UNKNOWN, HOST, OWN))
-        await kernel.told()
-        waiting.cancel()
-        await asyncio.wait([waiting])
-        assert not kernel.is_asked
-
-    run(main())
+async def test_g09_a_wait_that_is_canceled_leaves_nothing(kernel: Kernel) -> None:
+    waits = Neighbors()
+    waiting = asyncio.create_task(waits.wait(UNKNOWN, HOST, OWN))
+    await kernel.told()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert not kernel.is_asked

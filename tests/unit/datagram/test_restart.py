@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aiordma._core import SUB_RECV, SUB_SHIFT
-from aiordma._ffi import ffi, load_error
+from aiordma._ffi import ffi, lib, load_error
 from aiordma.datagram.port import DatagramPort
 from aiordma.datagram.slots import RecvSlots, SendSlots
 from aiordma.link.completions import Completions
@@ -18,14 +18,39 @@ from aiordma.loop.slots import SlotTable
 from aiordma.verbs.enums import QPState, WCStatus
 from aiordma.verbs.wc import WCRecord
 
-from ..conftest import Run, settle
-from .test_slots import FakeHandle, FakeRegion, posted
-
-__all__ = ["posted"]
+from ..conftest import settle
 
 pytestmark = pytest.mark.skipif(load_error() is not None, reason="rdma-core is not installed")
 
 COUNT, SIZE = 4, 100
+
+
+class FakeRegion:
+    def __init__(self, size: int) -> None:
+        self.view = memoryview(bytearray(size))
+        self.addr = 0x10000
+        self.lkey = 7
+
+
+class FakeHandle:
+    users = 0
+
+    def _require(self) -> Any:
+        return ffi.NULL
+
+    def _retain(self) -> None:
+        self.users += 1
+
+    def _let_go(self) -> None:
+        self.users -= 1
+        assert self.users >= 0
+
+
+@pytest.fixture(autouse=True)
+def no_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is posted stays with the test."""
+    for call in ("ibv_post_send", "aio_post_recv_slots"):
+        monkeypatch.setitem(lib.__dict__, call, lambda *_: 0)
 
 
 class Table(SlotTable[Any]):
@@ -104,47 +129,38 @@ class Place:
             sink((wr_id, int(status), 0, 0, 0, 0, 17, 0, 0, 0, 0, 0, 0))
 
 
-def test_i05_what_does_not_come_back_is_free_after_the_new_beginning(
-    run: Run, posted: list[Any]
-) -> None:
+async def test_i05_what_does_not_come_back_is_free_after_the_new_beginning() -> None:
     """Soft-RoCE forgets some sends in a reset; their slots and handles are not lost with them."""
-
-    async def main() -> None:
-        place, handle = Place(), FakeHandle()
-        for _ in range(COUNT):
-            assert place.send(b"x", handle)
-        assert not place.send(b"x", handle), "all slots are taken"
-        place.completes(0, WCStatus.WR_FLUSH_ERR)
-        (restart,) = place.loop.timers
-        stale = place.table.base
-        restart()  # the time for the others is over
-        await settle()
-        assert place.states == [QPState.RESET]
-        assert len(place.restarted) == 1
-        assert place.lost == COUNT, "one that came back, and those that the adapter forgot"
-        assert place.port.sending == 0, "the slots of what the adapter forgot are lost"
-        assert handle.users == 0, "and their handles pinned for ever"
-        assert len(place.recv) == COUNT
-        for _ in range(COUNT):
-            assert place.send(b"y", handle)
-        # What completes late is of before, and nobody's.
-        assert place.table.get(stale) is None
-        place.completes(SUB_RECV, WCStatus.SUCCESS)
-        assert place.received == [0]
-
-    run(main())
+    place, handle = Place(), FakeHandle()
+    for _ in range(COUNT):
+        assert place.send(b"x", handle)
+    assert not place.send(b"x", handle), "all slots are taken"
+    place.completes(0, WCStatus.WR_FLUSH_ERR)
+    (restart,) = place.loop.timers
+    stale = place.table.base
+    restart()  # the time for the others is over
+    await settle()
+    assert place.states == [QPState.RESET]
+    assert len(place.restarted) == 1
+    assert place.lost == COUNT, "one that came back, and those that the adapter forgot"
+    assert place.port.sending == 0, "the slots of what the adapter forgot are lost"
+    assert handle.users == 0, "and their handles pinned for ever"
+    assert len(place.recv) == COUNT
+    for _ in range(COUNT):
+        assert place.send(b"y", handle)
+    # What completes late is of before, and nobody's.
+    assert place.table.get(stale) is None
+    place.completes(SUB_RECV, WCStatus.SUCCESS)
+    assert place.received == [0]
 
 
-def test_i05_all_that_came_back_begins_anew_without_waiting(run: Run, posted: list[Any]) -> None:
-    async def main() -> None:
-        place, handle = Place(), FakeHandle()
-        place.send(b"x", handle)
-        place.completes(COUNT - 1, WCStatus.WR_FLUSH_ERR)
-        for slot in range(COUNT):
-            assert place.states == []
-            place.completes(SUB_RECV | slot, WCStatus.WR_FLUSH_ERR)
-        await settle()
-        assert place.states == [QPState.RESET]
-        assert (place.port.sending, handle.users, len(place.recv)) == (0, 0, COUNT)
-
-    run(main())
+async def test_i05_all_that_came_back_begins_anew_without_waiting() -> None:
+    place, handle = Place(), FakeHandle()
+    place.send(b"x", handle)
+    place.completes(COUNT - 1, WCStatus.WR_FLUSH_ERR)
+    for slot in range(COUNT):
+        assert place.states == []
+        place.completes(SUB_RECV | slot, WCStatus.WR_FLUSH_ERR)
+    await settle()
+    assert place.states == [QPState.RESET]
+    assert (place.port.sending, handle.users, len(place.recv)) == (0, 0, COUNT)

@@ -9,29 +9,6 @@ import pytest
 from tests.pages import DOCS, KINDS, ROOT, Block, blocks, pages, steps
 
 ALL = [block for page in pages() for block in blocks(page)]
-#: Blocks of a page that no test runs; each says why in a note.  A new one is counted here.
-NOT_RUN: dict[str, int] = {
-    "benchmarks.md": 6,
-    "buffers.md": 1,
-    "dask.md": 3,
-    "datagrams.md": 2,
-    "fabric.md": 4,
-    "growth.md": 2,
-    "index.md": 1,
-    "interop.md": 4,
-    "observing.md": 4,
-    "posting.md": 2,
-    "profile.md": 2,
-    "pytest.md": 1,
-    "requests.md": 3,
-    "sharing.md": 2,
-    "simulation.md": 3,
-    "softroce.md": 5,
-    "streams.md": 1,
-    "switch.md": 1,
-    "testing.md": 9,
-    "tutorial.md": 2,
-}
 
 
 def test_every_fenced_block_was_found() -> None:
@@ -46,14 +23,6 @@ def test_every_block_is_run_or_says_why_it_is_not() -> None:
         assert block.is_general or block.other_test or len(block.reason) > 8, (
             f"{block.where}: a note that is unknown: {block.note!r}"
         )
-
-
-def test_the_blocks_that_are_not_run_are_counted() -> None:
-    counts: dict[str, int] = {}
-    for block in ALL:
-        if block.reason:
-            counts[block.page] = counts.get(block.page, 0) + 1
-    assert counts == NOT_RUN
 
 
 def test_the_tests_that_run_blocks_read_the_page() -> None:

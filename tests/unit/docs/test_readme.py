@@ -1,11 +1,14 @@
-"""The README shows the example files as they are, names files that exist, and links that lead."""
+"""The README and the pages name files that exist, links that lead, and figures that are guarded."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+
+from tests.pages import blocks
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()
@@ -13,10 +16,45 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 
 
 @pytest.mark.parametrize("name", ["examples/server.py", "examples/client.py"])
-def test_the_examples_are_shown_as_they_are(name: str) -> None:
-    shown = re.search(rf"^`{re.escape(name)}`:\n\n```python\n(.*?)^```$", README, re.M | re.S)
-    assert shown, f"README.md does not show {name}"
-    assert shown[1] == (ROOT / name).read_text()
+def test_the_two_programs_are_shown_as_they_are(name: str) -> None:
+    assert f"`{name}`" in README
+    [shown] = [block for block in blocks("tutorial.md") if block.name == name]
+    assert shown.text == (ROOT / name).read_text()
+
+
+#: The rows of the README's table, and the guarded ratios beside C and TCP.
+FIGURES = {
+    "message of 64 bytes, half a round trip": (
+        "echo, 64 B, half round trip / ib_send_lat -e", "echo, 64 B, half round trip / TCP",
+    ),
+    "request of 200 bytes and its answer, 100 callers": ("", "a request, 100 callers / TCP"),
+    "read of 64 bytes in the peer's memory": ("READ, 64 B, bytearray / ib_read_lat -e", ""),
+    "**bulk: blocks of 64 KiB over a stream**": (
+        "stream bandwidth, 64 KiB, write and drain / rstream",
+        "stream bandwidth, 64 KiB, write and drain / TCP",
+    ),
+    "connections a second, 50 at once": ("connections a second, 50 at once / cmtime", ""),
+}  # fmt: skip
+#: Ratios drift by as much between two days on which they are recorded.
+NEAR = 0.04
+
+
+def test_the_figures_are_those_that_are_guarded() -> None:
+    recorded = json.loads((ROOT / "tests/bench/recorded.json").read_text())["rows"]
+    table = README.partition("## How fast")[2].partition("\n## ")[0]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in re.findall(r"^\| .*\|$", table, re.M)[2:]
+    ]
+    assert [name for name, *_ in rows] == list(FIGURES)
+    for name, *cells in rows:
+        ours, *others = (float(re.sub(r"[^\d.]", "", cell)) if cell else None for cell in cells)
+        assert ours
+        for other, guarded in zip(others, FIGURES[name], strict=True):
+            assert (other is None) == (not guarded), name
+            if other is not None:
+                ratio = recorded[guarded]["ratio"]
+                assert abs(ours / other - ratio) <= NEAR * ratio, (name, ours / other, ratio)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -25,6 +25,7 @@ from typing import Any
 from aiordma._core import SUB_READ, SUB_RECV, SUB_SHIFT, Drain, MessageState
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
+from aiordma.cm.step import Stage
 from aiordma.endpoint.config import (
     CONTROL_SIZE,
     CONTROL_SLOTS,
@@ -37,9 +38,8 @@ from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.slots import Common
 from aiordma.link.completions import Completions
-from aiordma.link.keepalive import Wheel, loop_id
-from aiordma.memory import elastic
-from aiordma.memory.byte_budget import Account, ByteBudget
+from aiordma.memory import arena as arenas
+from aiordma.memory.governor import Account, Budget
 from aiordma.memory.large_memory import LargeMemory
 from aiordma.verbs.enums import Access, Opcode, SendFlags, WCOpcode, WCStatus
 from tests.inside.core import let_go, retain
@@ -74,19 +74,16 @@ def new_state(
     grows: bool = False,
 ) -> MessageState:
     """A connection's, as `Link` makes it; by default of one that has all slots from the start."""
-    exchanges = 0 if config.raw else config.rendezvous_window
-    return MessageState(
-        loop, sends=sends, receives=receives, send_depth=config.send_depth,
-        arrivals=plan_of(config).arrivals, controls=0 if config.raw else CONTROL_SLOTS,
-        exchanges=exchanges, answers=exchanges if answers is None else answers,
-        reads=config.initiator_depth, raw=config.raw, grows=grows,
-    )  # fmt: skip
+    sizes = plan_of(config).state(grows=grows) | {"sends": sends, "receives": receives}
+    sizes["answers"] = sizes["exchanges"] if answers is None else answers
+    return MessageState(loop, **sizes)
 
 
 class FakeId:
     """As much of a connection id as a connection uses."""
 
     number = 0
+    stage = Stage.CONNECTED
 
     def __init__(self) -> None:
         self._sink: Callable[[ConnectionEvent], bool] | None = None
@@ -130,13 +127,12 @@ class _FakeCompletions(Completions):
 class FakeCommon(Common):
     """What follows from the configuration, of connections whose adapter is fake."""
 
-    def __init__(self, config: ConnectionConfig, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, config: ConnectionConfig) -> None:
         self.plan = plan_of(config)
         self.bare = True
         self.checks = bool(config.check_large)
-        interval = self.plan.silence[0]
-        self.wheel = None if interval is None else Wheel(loop, interval)
-        self._loop_id, self._greeting = loop_id(loop), None
+        self.wheel = None
+        self._greeting = None
 
 
 class FakeLink(Link):
@@ -157,6 +153,7 @@ class FakeLink(Link):
     cm_id: Any
     context: Any
     pd: Any = None
+    identity = 0  # as that of an older library
     qp: Any
     pool: Any = None
     outgoing: Any = None
@@ -182,9 +179,9 @@ class FakeLink(Link):
         self.cm_id = FakeId()
         self.pool, self.outgoing = FakePool(), FakePool()
         self.context = SimpleNamespace(name="fake0", is_software=False, is_iwarp=False)
-        self.in_the_open = False
-        self.common: Any = FakeCommon(config, self.loop)
-        self.account = Account(ByteBudget(1 << 30), "peer")
+        self.reads_expose = False
+        self.common: Any = FakeCommon(config)
+        self.account = Account(Budget(1 << 30), "peer")
         self.memory = LargeMemory(1 << 30)
         self._owner = None
         self.shared = None
@@ -265,7 +262,7 @@ class FakeLink(Link):
         imm = ntohl(wr.imm_data) if wr.opcode == Opcode.SEND_WITH_IMM else None
         self.busy[number] = None
         frame = bytes(arena.slot(place, piece.length))
-        plain = self.state.numbered and imm is None
+        plain = self.state.facts()["numbered"] and imm is None
         self.sent.append(bytes([frame[0] & 0xF]) + frame[1:] if plain else frame)
         # Every credit that the peer now has, and every control message, has its receive.
         assert len(self.ready) + len(self.landed) + self.behind >= self.promised()
@@ -367,7 +364,9 @@ class FakeLink(Link):
         self.outgoing.close()
         for function in self._at_close:
             function()
-        self._owner = None
+        owner, self._owner = self._owner, None
+        if owner is not None:
+            owner._drop_references()
 
     async def wait_closed(self) -> None:
         """Gone at once."""
@@ -428,7 +427,7 @@ class FakeLink(Link):
 
         It has the next number.
         """
-        number = self.received % 16 << 4 if self.state.numbered else 0
+        number = self.received % 16 << 4 if self.state.facts()["numbered"] else 0
         if imm is not None:
             imm |= number << 24
         elif frame:
@@ -496,10 +495,13 @@ class LeftConnection(Connection):
 class LeftToPython:
     """Instead of a connection: what C leaves to Python ends at once, without a message."""
 
-    async def _recv_in_python(self) -> None:
+    async def _recv_in_python(self, _waited: bool) -> None:
         """End at once."""
 
-    def _left(self) -> None:
+    async def _recv_into_in_python(self, _buffer: object, _waited: bool) -> None:
+        """End at once."""
+
+    def _receive_abandoned(self) -> None:
         """No task is behind it."""
 
 
@@ -510,7 +512,12 @@ def _check_piece(arena: AnyFakeArena, place: int, piece: Any) -> None:
 
 
 class Wire:
-    """Two connected `Connection`s, [0] the connecting side."""
+    """Two connected `Connection`s, [0] the connecting side.
+
+    Nothing moves by itself: `run` has the adapters work until nothing is under way, for instance
+    after each `recv`, which may owe credits.  `close` and `lose` end both sides; the `close` of one
+    side alone waits for the other.
+    """
 
     def __init__(
         self,
@@ -540,7 +547,7 @@ class Wire:
         peer = self.configs[1 - side]
         window = receiver_of(self.ends[1 - side]).window.size
         check = self.links[1 - side].common.checks
-        meet(self.ends[side], hello_of(peer, b"", window, check=check), peer.responder_resources)
+        meet(self.ends[side], hello_of(peer, b"", window, check=check), peer.read_depth)
 
     async def open(self) -> None:
         """The whole handshake."""
@@ -609,9 +616,9 @@ def _promises(link: FakeLink, config: ConnectionConfig) -> Callable[[], int]:
         return lambda: 0
     # To a peer that has broken the protocol nothing is promised.
     state = link.state
-    return lambda: 0 if state.wrong[0] else state.unused + state.control
+    return lambda: 0 if state.facts()["wrong"] else state.unused + state.control
 
 
 def use_fake_regions(monkeypatch: Any) -> None:
     """Have arenas that grow register with the fake adapter."""
-    monkeypatch.setattr(elastic, "MemoryRegion", FakeRegion)
+    monkeypatch.setattr(arenas, "MemoryRegion", FakeRegion)

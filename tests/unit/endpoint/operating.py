@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from socket import ntohl
 from types import SimpleNamespace
 from typing import Any
 
 from aiordma._core import EVENT_OPERATED, SUB_OPERATE, SUB_SHIFT
 from aiordma._ffi import ffi
+from aiordma.endpoint.batch import Batch
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.one_sided import OneSided
 from aiordma.endpoint.outcome import Outcome
-from aiordma.loop.job import Job
-from aiordma.memory import RemoteRegion
-from aiordma.memory.byte_budget import Account, ByteBudget
+from aiordma.memory.governor import Account, Budget
 from aiordma.memory.large_memory import LargeMemory
 from aiordma.memory.pool import BufferPool
+from aiordma.memory.remote import RemoteRegion
 from aiordma.verbs import SGE, Access, MemoryRegion
 from aiordma.verbs.enums import AtomicCap, Opcode, SendFlags
 from tests.inside.endpoint import attend
@@ -42,24 +43,38 @@ class Adapter:
     Attributes:
         memory: Local memory of what is under way, by its number, if the adapter `touches` it.
         written: What each WRITE had in its memory when it was posted.
+        chains: How many requests came with each post.
+        quiet: Numbers of requests that complete only if they fail.
+        takes: How many requests of the next chain it takes, if it refuses the rest.
     """
 
     touches = False
+    takes = 0
 
     def __init__(self) -> None:
         self.memory: dict[int, Any] = {}
         self.written: list[bytes] = []
         self.posted: list[tuple[int, ...]] = []
-        self.numbers: list[int] = []  # under way
+        self.numbers: list[int] = []  # under way, and going to complete
+        self.quiet: list[int] = []
+        self.chains: list[int] = []
         self.code = 0
         self.qp = QueuePair(self._operate)
 
     def _operate(self, wr: Any) -> int:
-        if self.code:
-            return self.code
+        taken = 0
+        while wr:
+            if self.code and taken >= self.takes:
+                self.qp.bad[0] = wr
+                return self.code
+            self._take(wr)
+            taken += 1
+            wr = wr.next
+        self.chains.append(taken)
+        return 0
+
+    def _take(self, wr: Any) -> None:
         opcode = int(wr.opcode)
-        assert not wr.next
-        assert wr.send_flags & SendFlags.SIGNALED
         sge = (0, 0, 0)
         if wr.num_sge:
             sge = (wr.sg_list[0].addr, wr.sg_list[0].length, wr.sg_list[0].lkey)
@@ -73,29 +88,30 @@ class Adapter:
                 compare_add = ntohl(wr.imm_data)
         self.posted.append((opcode, *sge, to.remote_addr, to.rkey, compare_add, swap))
         number = (wr.wr_id >> SUB_SHIFT) - SUB_OPERATE
-        self.numbers.append(number)
+        (self.numbers if wr.send_flags & SendFlags.SIGNALED else self.quiet).append(number)
         if self.touches:
             self.memory[number] = ffi.buffer(ffi.cast("char *", sge[0]), sge[1])
             if opcode == Opcode.RDMA_WRITE:
                 self.written.append(bytes(self.memory[number]))
-        return 0
 
 
 class End:
     """As much of a connection as `Connection.read` and `write` use."""
 
-    def __init__(self, pd: Any, depth: int = 4, read_depth: int = 8, inline: int = 0) -> None:
-        config = ConnectionConfig(one_sided_depth=depth)
+    def __init__(
+        self, pd: Any, depth: int = 4, read_depth: int = 8, inline: int = 0, *, iwarp: bool = False
+    ) -> None:
+        self.config = config = ConnectionConfig(one_sided_depth=depth)
         self.link = link = FakeLink(config)
         link.pd = pd
         attributes = SimpleNamespace(atomic_cap=AtomicCap.HCA)
-        context = SimpleNamespace(is_iwarp=False, name="f0", attributes=attributes)
-        self.gone: Job[None] = Job()
+        context = SimpleNamespace(is_iwarp=iwarp, name="f0", attributes=attributes)
+        self.gone: list[Callable[[], object]] = []
         link.context = context
         link.qp = SimpleNamespace(
-            _read_depth=read_depth, _gone=self.gone, _expect=lambda more: None
+            _read_depth=read_depth, _when_gone=self.gone.append, _expect=lambda more: None
         )
-        self.budget = ByteBudget(1 << 30)
+        self.budget = Budget(1 << 30)
         self.account = Account(self.budget, "peer")
         link.pool = BufferPool(pd, MIB, Access.LOCAL_WRITE, self.account, LargeMemory(MIB))
         self._state = self.state = state = link.state
@@ -103,8 +119,8 @@ class End:
         nowhere = (0, 0, 0, 0)
         state.bind(self.adapter.qp.address, 0, 0, inline, nowhere, nowhere, (0, 0, 0), 0)
         keeper: Any = self
-        state.receiver = keeper
-        state.sge, state.region, state.remote, state.pd = SGE, MemoryRegion, RemoteRegion, pd
+        state.set_receiver(keeper)
+        state.operate_on(SGE, MemoryRegion, RemoteRegion, pd)
         self._completing = Completing(state)
         self.outcome = Outcome()
         self.one_sided = self._one_sided = OneSided(link, config, self.outcome)
@@ -114,7 +130,7 @@ class End:
     def _check_loop(self) -> None:
         """It is the right one."""
 
-    def on_arrival(self) -> None:
+    def on_arrival(self, starved: bool) -> None:
         raise AssertionError("no message comes")
 
     _read: Any = Connection.read
@@ -127,6 +143,9 @@ class End:
 
     async def write(self, data: Any, offset: int = 0, remote: Any = REMOTE) -> int:
         return int(await self._write(remote, data, offset=offset))
+
+    def batch(self) -> Batch:
+        return Batch(self.link, self.outcome, self.one_sided, self.config, self._check_loop)
 
     def complete(self, *numbers: int) -> None:
         """These have succeeded; all that are under way, if none is named."""
@@ -148,9 +167,9 @@ class End:
                 await called_by_the_loop(self.tell)
 
     def seen(self) -> tuple[Any, ...]:
-        state = self.state
+        facts = self.state.facts()
         return (
-            state.free_numbers, state.operating, state.bytes_read, state.bytes_written,
+            facts["free_numbers"], facts["operating"], facts["bytes_read"], facts["bytes_written"],
             self.adapter.posted[:],
         )  # fmt: skip
 

@@ -10,9 +10,9 @@ import pytest
 from aiordma.endpoint.config import ConnectionConfig, hello_of
 from aiordma.endpoint.wire import FRAME_SIZE, FrameKind
 from aiordma.errors import ConnectionLostError, ProtocolError
-from tests.inside.endpoint import meet, state_of
+from tests.inside.endpoint import meet, set_terms, state_of
 
-from ..conftest import Run, settle
+from ..conftest import settle
 from .fabric import Wire
 
 SLOT = 64
@@ -25,75 +25,61 @@ async def opened() -> Wire:
     wire = Wire(CONFIG, CONFIG)
     await wire.open()
     for end in wire.ends:
-        state_of(end).bare_size = SLOT
+        set_terms(state_of(end), bare_size=SLOT)
     return wire
 
 
 @pytest.mark.parametrize("imm", [None, 5])
 @pytest.mark.parametrize("size", [0, 1, SLOT - FRAME_SIZE, SLOT - FRAME_SIZE + 1, SLOT, SLOT + 1])
-def test_a_message_without_a_header(run: Run, size: int, imm: int | None) -> None:
+async def test_a_message_without_a_header(size: int, imm: int | None) -> None:
     """All that fit into a slot, but for those with an immediate, and the empty one."""
-
-    async def main() -> None:
-        wire = await opened()
-        data = bytes(range(1, size + 1))
-        before = len(wire.links[0].sent)
-        send = asyncio.create_task(wire.ends[0].send(data, imm=imm))
-        receive = asyncio.create_task(wire.ends[1].recv())
-        await wire.run()
-        message = await receive
-        assert (bytes(message), message.imm) == (data, imm)
-        assert (data in wire.links[0].sent[before:]) == (imm is None and 0 < size <= SLOT)
-        message.release()
-        await send
-        await wire.close()
-
-    run(main())
+    wire = await opened()
+    data = bytes(range(1, size + 1))
+    before = len(wire.links[0].sent)
+    send = asyncio.create_task(wire.ends[0].send(data, imm=imm))
+    receive = asyncio.create_task(wire.ends[1].recv())
+    await wire.run()
+    message = await receive
+    assert (bytes(message), message.imm) == (data, imm)
+    assert (data in wire.links[0].sent[before:]) == (imm is None and 0 < size <= SLOT)
+    message.release()
+    await send
+    await wire.close()
 
 
-def test_credits_go_with_it(run: Run) -> None:
+async def test_credits_go_with_it() -> None:
     """In an exchange of questions and answers nothing else is sent."""
-
-    async def main() -> None:
-        wire = await opened()
-        before = [len(link.sent) for link in wire.links]
-        for number in range(1, 30):
-            for one, other in (wire.ends, reversed(wire.ends)):
-                await one.send(bytes([number]) * SLOT)
-                receive = asyncio.create_task(other.recv())
-                await wire.run()
-                with await receive as message:
-                    assert bytes(message) == bytes([number]) * SLOT
-        assert [len(link.sent) - count for link, count in zip(wire.links, before, strict=True)] == [
-            29, 29,
-        ]  # fmt: skip
-        await wire.close()
-
-    run(main())
+    wire = await opened()
+    before = [len(link.sent) for link in wire.links]
+    for number in range(1, 30):
+        for one, other in (wire.ends, reversed(wire.ends)):
+            await one.send(bytes([number]) * SLOT)
+            receive = asyncio.create_task(other.recv())
+            await wire.run()
+            with await receive as message:
+                assert bytes(message) == bytes([number]) * SLOT
+    assert [len(link.sent) - count for link, count in zip(wire.links, before, strict=True)] == [
+        29, 29,
+    ]  # fmt: skip
+    await wire.close()
 
 
 @pytest.mark.parametrize(
     "word", [FrameKind.DATA << 24 | 1 << 16, FrameKind.DATA << 24 | 2 << 16, FrameKind.END << 24, 0]
 )
-def test_an_immediate_that_is_no_header_of_a_message(run: Run, word: int) -> None:
-    async def main() -> None:
-        wire = await opened()
-        wire.links[1].inject(b"abc", word)
-        await settle()
-        assert isinstance(wire.links[1].failure, ProtocolError)
-        with pytest.raises(ConnectionLostError, match="an immediate that announces kind"):
-            await wire.ends[1].recv()
-        await wire.lose()
-
-    run(main())
+async def test_an_immediate_that_is_no_header_of_a_message(word: int) -> None:
+    wire = await opened()
+    wire.links[1].inject(b"abc", word)
+    await settle()
+    assert isinstance(wire.links[1].failure, ProtocolError)
+    with pytest.raises(ConnectionLostError, match="an immediate that announces kind"):
+        await wire.ends[1].recv()
+    await wire.lose()
 
 
 @pytest.mark.parametrize("takes", [False, True])
-def test_a_peer_gets_such_messages_if_it_takes_them(run: Run, takes: bool) -> None:
-    async def main() -> None:
-        wire = Wire(CONFIG, dataclasses.replace(CONFIG, slot_size=SLOT + 8))
-        meet(wire.ends[0], hello_of(wire.configs[1], b"", bare=takes), 8)
-        assert state_of(wire.ends[0]).bare_size == (SLOT if takes else 0)
-        await wire.lose()
-
-    run(main())
+async def test_a_peer_gets_such_messages_if_it_takes_them(takes: bool) -> None:
+    wire = Wire(CONFIG, dataclasses.replace(CONFIG, slot_size=SLOT + 8))
+    meet(wire.ends[0], hello_of(wire.configs[1], b"", bare=takes), 8)
+    assert state_of(wire.ends[0]).facts()["bare_size"] == (SLOT if takes else 0)
+    await wire.lose()

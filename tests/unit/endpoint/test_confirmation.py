@@ -15,12 +15,10 @@ from aiordma.cm import connection_id
 from aiordma.cm.connection_id import ConnectionId, Stage
 from aiordma.cm.enums import EventType
 from aiordma.cm.step import Step
-from aiordma.errors import ConnectionLostError, ConnectTimeoutError
+from aiordma.errors import ConnectionLostError, ConnectTimeoutError, ResourceClosedError
 from aiordma.loop.timers import Timer
 from tests.inside.cm import set_confirmation
 from tests.inside.endpoint import confirm
-
-from ..conftest import Run
 
 
 class Id:
@@ -63,31 +61,27 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
 
 
 @pytest.mark.parametrize("what", ["never", "late", "closed", "collected", "already"])
-def test_a02_a_confirmation_is_waited_for(run: Run, library: Library, what: str) -> None:
+async def test_a02_a_confirmation_is_waited_for(library: Library, what: str) -> None:
     """Where the kernel is told too early, the id may stay for 66 seconds."""
-
-    async def main() -> None:
-        cm_id = Id()
-        if what == "already":
-            cm_id.stage = Stage.CONNECTED
-        for _ in range(3):  # of many messages
-            cm_id.notify_established()
-        assert library.told == []
-        if what == "late":
-            cm_id.stage = Stage.CONNECTED
-        elif what == "closed":
-            cm_id.closed = True
-        elif what == "collected":
-            gone = weakref.ref(cm_id)
-            del cm_id
-            gc.collect()
-            assert gone() is None, "the timer keeps it"
-        passed = asyncio.Event()
-        asyncio.get_running_loop().call_later(0.05, passed.set)
-        await passed.wait()
-        assert library.told == (["the id"] if what == "never" else [])
-
-    run(main())
+    cm_id = Id()
+    if what == "already":
+        cm_id.stage = Stage.CONNECTED
+    for _ in range(3):  # of many messages
+        cm_id.notify_established()
+    assert library.told == []
+    if what == "late":
+        cm_id.stage = Stage.CONNECTED
+    elif what == "closed":
+        cm_id.closed = True
+    elif what == "collected":
+        gone = weakref.ref(cm_id)
+        del cm_id
+        gc.collect()
+        assert gone() is None, "the timer keeps it"
+    passed = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.05, passed.set)
+    await passed.wait()
+    assert library.told == (["the id"] if what == "never" else [])
 
 
 class Channel:
@@ -116,23 +110,19 @@ class Closing(Id):
 
 
 @pytest.mark.parametrize("end", ["closed", "confirmed"])
-def test_a02_no_timer_is_left_of_what_is_not_waited_for(
-    run: Run, library: Library, monkeypatch: pytest.MonkeyPatch, end: str
+async def test_a02_no_timer_is_left_of_what_is_not_waited_for(
+    library: Library, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     set_confirmation(monkeypatch, 3600.0)
-
-    async def main() -> None:
-        cm_id: Any = Closing()
-        before = timer_descriptors()
-        cm_id.notify_established()
-        assert timer_descriptors() == before + 1
-        if end == "closed":
-            cm_id._on_close()
-        else:
-            cm_id._on_event(SimpleNamespace(type=EventType.ESTABLISHED, ah_attr=None))
-        assert timer_descriptors() == before
-
-    run(main())
+    cm_id: Any = Closing()
+    before = timer_descriptors()
+    cm_id.notify_established()
+    assert timer_descriptors() == before + 1
+    if end == "closed":
+        cm_id._on_close()
+    else:
+        cm_id._on_event(SimpleNamespace(type=EventType.ESTABLISHED, ah_attr=None))
+    assert timer_descriptors() == before
 
 
 def timer_descriptors() -> int:
@@ -146,19 +136,20 @@ class Request:
 
 
 @pytest.mark.parametrize("spoken", [True, False])
-@pytest.mark.parametrize("failure", [None, ConnectionLostError, ConnectTimeoutError])
-def test_h02_a_client_that_has_spoken_may_be_gone(
-    run: Run, spoken: bool, failure: type[OSError] | None
+@pytest.mark.parametrize(
+    "failure", [None, ConnectionLostError, ResourceClosedError, ConnectTimeoutError]
+)
+async def test_h02_a_client_that_has_spoken_may_be_gone(
+    spoken: bool, failure: type[OSError] | None
 ) -> None:
-    """What it has sent is for the program: it gets the connection."""
+    """What it has sent is for the program: it gets the connection.
 
-    async def main() -> None:
-        request = Request(None if failure is None else failure(104, "gone"))
-        confirmed = confirm(request, spoken=spoken)
-        if failure is None or (spoken and failure is ConnectionLostError):
+    ResourceClosedError: it has aborted, and that has closed the connection id.
+    """
+    request = Request(None if failure is None else failure(104, "gone"))
+    confirmed = confirm(request, spoken=spoken)
+    if failure is None or (spoken and failure is not ConnectTimeoutError):
+        await confirmed
+    else:
+        with pytest.raises(failure):
             await confirmed
-        else:
-            with pytest.raises(failure):
-                await confirmed
-
-    run(main())

@@ -7,12 +7,11 @@ import asyncio
 import ctypes
 import errno
 import gc
-import mmap
 import random
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 import numpy
@@ -21,14 +20,15 @@ import pytest
 from aiordma._core import Message, Operation
 from aiordma._ffi import ffi
 from aiordma.errors import ConnectionLostError, RemoteAccessError
-from aiordma.memory import RemoteRegion
+from aiordma.memory.governor import AHEAD
+from aiordma.memory.remote import RemoteRegion
 from aiordma.verbs import SGE, Access
 from aiordma.verbs.enums import WCStatus
 from tests.exports import exported
 from tests.inside.verbs import uses_of
 
-from ..conftest import Run, settle
-from ..core.test_references import Region, collected
+from ..conftest import settle
+from ..core.test_references import collected
 from ..core.test_wakeup import called_by_the_loop
 from ..verbs.test_memory_region import Lib, c
 from .operating import MIB, REMOTE, Place
@@ -50,7 +50,7 @@ class Copying(Place):
     async def lend(self) -> None:
         end = self.end
         await end.finish(asyncio.create_task(end.write(b"the first goes by way of Python")))
-        assert end.state.lent is not None
+        assert end.state.bounce_region is not None
         end.adapter.posted.clear()
         end.adapter.written.clear()
 
@@ -67,7 +67,7 @@ class Copying(Place):
         await settle()
 
     async def close(self) -> None:
-        lent = self.end.state.lent
+        lent = self.end.state.bounce_region
         assert lent is None or uses_of(lent) == 0
         await super().close()
         if lent is not None:
@@ -80,50 +80,7 @@ async def copying(**settings: Any) -> Copying:
     return place
 
 
-KINDS: dict[str, Callable[[bytes], Any]] = {
-    "bytearray": bytearray,
-    "memoryview": lambda data: memoryview(bytearray(b"before" + data + b"behind"))[6:-6],
-    "memoryview of numbers": lambda data: memoryview(array.array("q", data)),
-    "array": lambda data: array.array("d", data),
-    "numpy": lambda data: numpy.frombuffer(bytearray(data), dtype="u2").reshape(4, -1),
-    "numpy bool": lambda data: numpy.zeros(len(data), dtype="?"),
-    "one dimension": lambda data: memoryview(bytearray(data)).cast("B", [len(data)]),
-    "subclass": lambda data: type("Own", (bytearray,), {})(data),
-    "mmap": lambda data: mmap.mmap(-1, len(data)),
-    "structures": lambda data: numpy.frombuffer(
-        bytearray(data), dtype=[("a", "<u4"), ("b", ">f4")]
-    ),
-    "message": lambda data: Message(memoryview(bytearray(data))),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_buffer_of_each_kind_is_read_into_and_written(run: Run, c: Lib, kind: str) -> None:
-    async def main() -> None:
-        place = await copying()
-        end, data = place.end, random.Random(kind).randbytes(64)
-        buffer = KINDS[kind](bytes(64))
-        operation = end.state.read(REMOTE, buffer, 8)
-        assert isinstance(operation, Operation), "left to Python"
-        assert end.adapter.posted[-1][4] == REMOTE.addr + 8
-        place.lands(end.adapter.numbers[0], data)
-        assert not any(memoryview(buffer).tobytes()), "the adapter has the buffer itself"
-        end.complete()
-        end.tell()
-        assert await operation == 64
-        assert memoryview(buffer).tobytes() == data
-        assert end.state.write(REMOTE, buffer, 0) is not None
-        assert end.adapter.written == [data]
-        where = {posted[1] for posted in end.adapter.posted}
-        assert where == {end.state.lent.addr}, "what was used last is in the caches"
-        await place.ended()
-        assert (end.state.bytes_read, end.state.bytes_written) == (64, 64 + 31)
-        await place.close()
-
-    run(main())
-
-
-def test_c_takes_what_python_takes_and_refuses_what_it_refuses(run: Run, c: Lib) -> None:
+async def test_c_takes_what_python_takes_and_refuses_what_it_refuses(c: Lib) -> None:
     """An object, wrong or not, has the outcome that it had without memory that is lent."""
     square = numpy.zeros((8, 8))
     with memoryview(b"released") as released:
@@ -138,507 +95,327 @@ def test_c_takes_what_python_takes_and_refuses_what_it_refuses(run: Run, c: Lib)
         bytearray(MIB + 1), Message(memoryview(bytearray(5))), SGE, bytearray, REMOTE,
     ]  # fmt: skip
     remotes = [REMOTE, REMOTE[:10], RemoteRegion(0, MIB, 7, Access(0)), None]
-
-    async def main() -> None:
-        quick, slow = await copying(inline=INLINE), Copying(inline=INLINE)
-        ways = 0
-        for thing in things:
-            for remote in remotes:
-                for offset in (0, 3, -1, 1 << 70, True, "1"):
-                    for kind in ("read", "write"):
-                        ends = []
-                        for place in (quick, slow):
-                            end = place.end
-                            if place is quick:
-                                end.adapter.posted.clear()
-                            else:
-                                end.state.attended = False  # so C takes nothing
-                            task = asyncio.create_task(
-                                getattr(end, kind)(thing, offset=offset, remote=remote)
-                            )
-                            await end.finish(task)
-                            ends.append(outcome(task))
-                        assert ends[0] == ends[1], (thing, remote, offset, kind)
-                        ways += isinstance(ends[0], int)
-        assert ways > 50
-        assert quick.end.adapter.written[-20:] == slow.end.adapter.written[-20:]
-        await quick.close()
-        await slow.close()
-
-    run(main())
+    quick, slow = await copying(inline=INLINE), Copying(inline=INLINE)
+    ways = 0
+    for thing in things:
+        for remote in remotes:
+            for offset in (0, 3, -1, 1 << 70, True, "1"):
+                for kind in ("read", "write"):
+                    ends = []
+                    for place in (quick, slow):
+                        end = place.end
+                        if place is quick:
+                            end.adapter.posted.clear()
+                        else:
+                            end.state.rest_operations()  # so C takes nothing
+                        task = asyncio.create_task(
+                            getattr(end, kind)(thing, offset=offset, remote=remote)
+                        )
+                        await end.finish(task)
+                        ends.append(outcome(task))
+                    assert ends[0] == ends[1], (thing, remote, offset, kind)
+                    ways += isinstance(ends[0], int)
+    assert ways > 50
+    assert quick.end.adapter.written[-20:] == slow.end.adapter.written[-20:]
+    await quick.close()
+    await slow.close()
 
 
-@pytest.mark.parametrize(
-    "objects", [numpy.array([object()] * 3), (ctypes.py_object * 2)(), numpy.zeros(2, dtype="i4,O")]
-)
-def test_c_takes_no_references_to_objects(run: Run, c: Lib, objects: Any) -> None:
-    async def main() -> None:
-        place = await copying()
-        assert place.end.state.read(REMOTE, objects, 0) is None
-        assert place.end.state.write(REMOTE, objects, 0) is None
-        assert not place.end.adapter.posted
-        await place.close()
-
-    run(main())
-
-
-@pytest.mark.parametrize("size", [1, INLINE, INLINE + 1, ROOM])
-def test_a_write_lets_go_of_its_buffer_at_once(run: Run, c: Lib, size: int) -> None:
-    async def main() -> None:
-        place = await copying(inline=INLINE)
-        end, data = place.end, bytearray(random.Random(size).randbytes(size))
-        sent, where = bytes(data), ctypes.addressof(ctypes.c_char.from_buffer(data))
-        task = asyncio.create_task(end.write(data))
-        await settle()
-        own = end.adapter.posted[0][1] == where
-        assert own == (size <= INLINE), "inline goes out of the buffer itself, the rest does not"
-        data[:] = bytes(size)
-        assert not exported(data)
-        if not own:
-            assert bytes(end.adapter.memory[end.adapter.numbers[0]]) == sent
-        await place.ended()
-        assert task.result() == size
-        assert end.adapter.written == [sent]
-        await place.close()
-
-    run(main())
+async def test_a_canceled_read_exports_its_buffer_until_its_completion(c: Lib) -> None:
+    place = await copying()
+    end, into = place.end, bytearray(64)
+    task = asyncio.create_task(end.read(into))
+    await settle()
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    lent = end.state.bounce_region
+    assert (exported(into), uses_of(lent), end.state.facts()["operating"]) == (True, 1, 1)
+    again = asyncio.create_task(end.read(bytearray(64)))
+    await settle()
+    first, second = (posted[1] for posted in end.adapter.posted)
+    assert abs(first - second) >= 64, "the adapter still writes there"
+    await place.ended()
+    assert again.result() == 64
+    assert (exported(into), uses_of(lent), end.state.facts()["operating"]) == (False, 0, 0)
+    await place.close()
 
 
-def test_a_read_exports_its_buffer_until_it_has_ended(run: Run, c: Lib) -> None:
-    async def main() -> None:
-        place = await copying()
-        end, into = place.end, bytearray(64)
-        sizes = list[int]()
-
-        async def read() -> None:
-            sizes.append(await end.read(into))
-            into.append(7)  # at once
-
-        task = asyncio.create_task(read())
-        await settle()
-        assert exported(into)
-        place.lands(end.adapter.numbers[0], b"x" * 64)
-        end.complete()
-        assert exported(into), "the end was not told yet"
-        await called_by_the_loop(end.tell)
-        await task
-        assert sizes == [64]
-        assert into == b"x" * 64 + b"\x07"
-        await place.close()
-
-    run(main())
-
-
-def test_a_canceled_read_exports_its_buffer_until_its_completion(run: Run, c: Lib) -> None:
-    async def main() -> None:
-        place = await copying()
-        end, into = place.end, bytearray(64)
-        task = asyncio.create_task(end.read(into))
-        await settle()
-        task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled()
-        lent = end.state.lent
-        assert (exported(into), uses_of(lent), end.state.operating) == (True, 1, 1)
-        again = asyncio.create_task(end.read(bytearray(64)))
-        await settle()
-        first, second = (posted[1] for posted in end.adapter.posted)
-        assert abs(first - second) >= 64, "the adapter still writes there"
-        await place.ended()
-        assert again.result() == 64
-        assert (exported(into), uses_of(lent), end.state.operating) == (False, 0, 0)
-        await place.close()
-
-    run(main())
-
-
-def test_a_failed_read_copies_nothing_and_ends_the_export(run: Run, c: Lib) -> None:
-    async def main() -> None:
-        place = await copying()
-        end, into = place.end, bytearray(64)
-        task = asyncio.create_task(end.read(into))
-        await settle()
-        number = end.adapter.numbers[0]
-        place.lands(number, b"x" * 64)
-        status = int(WCStatus.REM_ACCESS_ERR)
-        end.operations.on_ended(number, (0, status, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0))
-        await asyncio.wait([task])
-        assert isinstance(task.exception(), RemoteAccessError)
-        assert into == bytes(64)
-        assert not exported(into)
-        await place.close()
-
-    run(main())
-
-
-def test_a_read_that_ends_by_way_of_python_is_copied(run: Run, c: Lib) -> None:
-    async def main() -> None:
-        place = await copying()
-        end, into = place.end, bytearray(64)
-        task = asyncio.create_task(end.read(into))
-        await settle()
-        number = end.adapter.numbers[0]
-        place.lands(number, b"x" * 64)
-        end.operations.on_ended(number, (0,) * 13)
-        await asyncio.wait([task])
+@pytest.mark.parametrize("status", [WCStatus.SUCCESS, WCStatus.REM_ACCESS_ERR])
+async def test_a_read_that_ends_by_way_of_python(c: Lib, status: WCStatus) -> None:
+    """The bytes are copied if it has succeeded; the export ends in any case."""
+    place = await copying()
+    end, into = place.end, bytearray(64)
+    task = asyncio.create_task(end.read(into))
+    await settle()
+    number = end.adapter.numbers[0]
+    place.lands(number, b"x" * 64)
+    end.operations.on_ended(number, (0, int(status), 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0))
+    await asyncio.wait([task])
+    if status == WCStatus.SUCCESS:
         assert task.result() == 64
         assert into == b"x" * 64
-        assert not exported(into)
-        await place.close()
+    else:
+        assert isinstance(task.exception(), RemoteAccessError)
+        assert into == bytes(64)
+    assert not exported(into)
+    await place.close()
 
-    run(main())
+
+async def test_the_end_of_the_link_ends_the_export_and_then_the_registration(c: Lib) -> None:
+    place = await copying()
+    end, into = place.end, bytearray(64)
+    tasks = [asyncio.create_task(end.read(into)) for _ in range(3)]
+    await settle()
+    tasks[1].cancel()
+    lent = end.state.bounce_region
+    end.outcome.cause = ConnectionLostError(errno.ECONNRESET, "gone")
+    end.state.advance("SHUT")
+    assert end.state.read(REMOTE, bytearray(8), 0) is None
+    end.link.close()
+    await asyncio.wait(tasks)
+    assert not exported(into)
+    assert ("dereg",) not in c.calls, "the queue pair is still there, and may write"
+    with pytest.raises(ConnectionLostError):
+        await end.read(into)
+    for function in end.gone:
+        function()
+    await lent.wait_closed()
+    assert c.calls[-1] == ("dereg",)
+    await place.close()
 
 
-def test_the_end_of_the_link_ends_the_export_and_then_the_registration(run: Run, c: Lib) -> None:
-    async def main() -> None:
-        place = await copying()
-        end, into = place.end, bytearray(64)
-        tasks = [asyncio.create_task(end.read(into)) for _ in range(3)]
+async def test_a_read_leaves_the_memoryview_to_the_program(c: Lib) -> None:
+    place = await copying()
+    end, into = place.end, bytearray(64)
+    with memoryview(into) as view:
+        task = asyncio.create_task(end.read(view))
         await settle()
-        tasks[1].cancel()
-        lent = end.state.lent
-        end.outcome.cause = ConnectionLostError(errno.ECONNRESET, "gone")
-        end.state.over = True
-        assert end.state.read(REMOTE, bytearray(8), 0) is None
-        end.link.close()
-        await asyncio.wait(tasks)
-        assert not exported(into)
-        assert ("dereg",) not in c.calls, "the queue pair is still there, and may write"
-        with pytest.raises(ConnectionLostError):
-            await end.read(into)
-        end.gone.finish()
-        await lent.wait_closed()
-        assert c.calls[-1] == ("dereg",)
-        await place.close()
-
-    run(main())
-
-
-def test_a_read_leaves_the_memoryview_to_the_program(run: Run, c: Lib) -> None:
-    async def main() -> None:
-        place = await copying()
-        end, into = place.end, bytearray(64)
-        with memoryview(into) as view:
-            task = asyncio.create_task(end.read(view))
-            await settle()
-        assert exported(into), "of the program alone the memoryview was released"
-        del view
-        gc.collect()
-        place.lands(end.adapter.numbers[0], b"y" * 64)
-        await place.ended()
-        assert task.result() == 64
-        assert into == b"y" * 64
-        assert not exported(into)
-        await place.close()
-
-    run(main())
+    assert exported(into), "of the program alone the memoryview was released"
+    del view
+    gc.collect()
+    place.lands(end.adapter.numbers[0], b"y" * 64)
+    await place.ended()
+    assert task.result() == 64
+    assert into == b"y" * 64
+    assert not exported(into)
+    await place.close()
 
 
 @pytest.mark.parametrize("view", [False, True])
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_buffer_that_only_a_canceled_read_has_is_freed_with_it(
-    run: Run, c: Lib, view: bool, ended: bool
+async def test_a_buffer_that_only_a_canceled_read_has_is_freed_with_it(
+    c: Lib, view: bool, ended: bool
 ) -> None:
     """It refers to itself: the collector finds it, but not before the adapter is done."""
 
     class Own(bytearray):
         itself: Any
 
-    async def main() -> None:
-        place = await copying()
-        end, into = place.end, Own(64)
-        into.itself = memoryview(into), into
-        alive = weakref.ref(into)
-        task = asyncio.create_task(end.read(into.itself[0] if view else into))
-        await settle()
-        task.cancel()
-        await asyncio.wait([task])
-        del into, task
-        gc.collect()
-        assert alive() is not None
-        if ended:
-            await place.ended()
-        else:
-            end.link.close()
-            end.gone.finish()
-        gc.collect()
-        assert alive() is None
-        await place.close()
-
-    run(main())
-
-
-def test_a_function_that_the_end_of_the_export_runs_may_post(run: Run, c: Lib) -> None:
-    async def main() -> None:
-        place = await copying(depth=1)
-        end, other = place.end, bytearray(8)
-        posted: list[Any] = []
-
-        class Own(bytearray):
-            def __del__(self) -> None:
-                posted.append(end.state.read(REMOTE, other, 0))
-
-        task = asyncio.create_task(end.read(Own(8)))
-        await settle()
-        task.cancel()
-        await asyncio.wait([task])
-        del task
+    place = await copying()
+    end, into = place.end, Own(64)
+    into.itself = memoryview(into), into
+    alive = weakref.ref(into)
+    task = asyncio.create_task(end.read(into.itself[0] if view else into))
+    await settle()
+    task.cancel()
+    await asyncio.wait([task])
+    del into, task
+    gc.collect()
+    assert alive() is not None
+    if ended:
         await place.ended()
-        assert isinstance(posted[0], Operation), "its number is free"
-        assert end.state.operating == 1
-        place.lands(end.adapter.numbers[0], b"nextnext")
-        end.complete()
-        end.tell()
-        assert await posted[0] == 8
-        assert other == b"nextnext"
-        assert end.state.free_numbers == [0]
-        await place.close()
+    else:
+        end.link.close()
+        for function in end.gone:
+            function()
+    gc.collect()
+    assert alive() is None
+    await place.close()
 
-    run(main())
+
+async def test_a_function_that_the_end_of_the_export_runs_may_post(c: Lib) -> None:
+    place = await copying(depth=1)
+    end, other = place.end, bytearray(8)
+    posted: list[Any] = []
+
+    class Own(bytearray):
+        def __del__(self) -> None:
+            posted.append(end.state.read(REMOTE, other, 0))
+
+    task = asyncio.create_task(end.read(Own(8)))
+    await settle()
+    task.cancel()
+    await asyncio.wait([task])
+    del task
+    await place.ended()
+    assert isinstance(posted[0], Operation), "its number is free"
+    assert end.state.facts()["operating"] == 1
+    place.lands(end.adapter.numbers[0], b"nextnext")
+    end.complete()
+    end.tell()
+    assert await posted[0] == 8
+    assert other == b"nextnext"
+    assert end.state.facts()["free_numbers"] == [0]
+    await place.close()
 
 
 @pytest.mark.skipif(
     sys.version_info >= (3, 12), reason="the collector runs between the steps of Python alone"
 )
 @pytest.mark.parametrize("ahead", range(6))
-def test_a_function_that_the_collector_runs_may_post(run: Run, c: Lib, ahead: int) -> None:
+async def test_a_function_that_the_collector_runs_may_post(c: Lib, ahead: int) -> None:
     """Where an operation is made: its number has gone by then."""
+    place = await copying(depth=1)
+    end, first, second = place.end, bytearray(8), bytearray(8)
+    posted: list[Any] = []
+    held = end.state.write(REMOTE, b"x", 0, None)  # so that the next object is made
+    await place.ended()
 
-    async def main() -> None:
-        place = await copying(depth=1)
-        end, first, second = place.end, bytearray(8), bytearray(8)
-        posted: list[Any] = []
-        held = end.state.write(REMOTE, b"x", 0)  # so that the next object is made
-        await place.ended()
+    class Poster:
+        def __del__(self) -> None:
+            posted.append(end.state.read(REMOTE, first, 0))
 
-        class Poster:
-            def __del__(self) -> None:
-                posted.append(end.state.read(REMOTE, first, 0))
-
-        made: list[Any] = [None] * 6
-        with collected(Poster):
-            for index in range(ahead):
-                made[index] = [index]
-            posted.append(end.state.read(REMOTE, second, 0))
-        gc.collect()
-        assert sum(operation is not None for operation in posted) == end.state.operating == 1
-        place.lands(end.adapter.numbers[0], b"1 of two")
-        end.complete()
-        end.tell()
-        assert sorted((first, second)) == [bytes(8), b"1 of two"]
-        assert end.state.free_numbers == [0]
-        assert held is not None
-        await place.close()
-
-    run(main())
+    made: list[Any] = [None] * 6
+    with collected(Poster):
+        for index in range(ahead):
+            made[index] = [index]
+        posted.append(end.state.read(REMOTE, second, 0))
+    gc.collect()
+    assert sum(operation is not None for operation in posted) == end.state.facts()["operating"] == 1
+    place.lands(end.adapter.numbers[0], b"1 of two")
+    end.complete()
+    end.tell()
+    assert sorted((first, second)) == [bytes(8), b"1 of two"]
+    assert end.state.facts()["free_numbers"] == [0]
+    assert held is not None
+    await place.close()
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_many_under_way_do_not_share_room(run: Run, c: Lib, seed: int) -> None:
-    async def main() -> None:
-        print("seed", seed)
-        rng = random.Random(seed)
-        place = await copying(depth=12)
-        end, lent = place.end, place.end.state.lent
-        under_way: dict[int, tuple[int, int, bytes, bytearray | None, Any]] = {}
-        full = most = 0
-        largest = rng.choice((200, 9000, ROOM))
-        for _ in range(400):
-            size = rng.choice((1, 63, 64, 65, rng.randint(1, largest), largest))
-            data, into = rng.randbytes(size), bytearray(size)
-            reads = rng.random() < 0.6
-            if reads:
-                operation = end.state.read(REMOTE, into, 0)
-            else:
-                operation = end.state.write(REMOTE, data, 0)
-            if operation is None:
-                full += end.state.n_operations_free > 0
-            else:
-                number = end.adapter.numbers[-1]
-                start = end.adapter.posted[-1][1]
-                assert lent.addr <= start
-                assert start + size <= lent.addr + ROOM
-                for other, length, *_ in under_way.values():
-                    assert start >= other + length or other >= start + size
-                under_way[number] = (start, size, data, into if reads else None, operation)
-            most = max(most, len(under_way))
-            while under_way and (operation is None or rng.random() < 0.4):
-                # In any order: only so many are under way.
-                number = rng.choice(list(under_way))
-                start, size, data, target, operation = under_way.pop(number)
-                memory = end.adapter.memory[number]
-                if target is not None:
-                    memory[:] = data
-                assert bytes(memory) == data
-                end.complete(number)
-                end.tell()
-                assert await operation == size
-                if target is not None:
-                    assert target == data
-        assert most > 2
-        assert full or largest == 200
-        while under_way:
-            number = next(iter(under_way))
-            del under_way[number]
+async def test_many_under_way_do_not_share_room(c: Lib, seed: int) -> None:
+    print("seed", seed)
+    rng = random.Random(seed)
+    place = await copying(depth=12)
+    end, lent = place.end, place.end.state.bounce_region
+    under_way: dict[int, tuple[int, int, bytes, bytearray | None, Any]] = {}
+    full = most = 0
+    largest = rng.choice((200, 9000, ROOM))
+    for _ in range(400):
+        size = rng.choice((1, 63, 64, 65, rng.randint(1, largest), largest))
+        data, into = rng.randbytes(size), bytearray(size)
+        reads = rng.random() < 0.6
+        operation = (
+            end.state.read(REMOTE, into, 0) if reads else end.state.write(REMOTE, data, 0, None)
+        )
+        if operation is None:
+            full += end.state.facts()["n_operations_free"] > 0
+        else:
+            number = end.adapter.numbers[-1]
+            start = end.adapter.posted[-1][1]
+            assert lent.addr <= start
+            assert start + size <= lent.addr + ROOM
+            for other, length, *_ in under_way.values():
+                assert start >= other + length or other >= start + size
+            under_way[number] = (start, size, data, into if reads else None, operation)
+        most = max(most, len(under_way))
+        while under_way and (operation is None or rng.random() < 0.4):
+            # In any order: only so many are under way.
+            number = rng.choice(list(under_way))
+            start, size, data, target, operation = under_way.pop(number)
+            memory = end.adapter.memory[number]
+            if target is not None:
+                memory[:] = data
+            assert bytes(memory) == data
             end.complete(number)
             end.tell()
-        operation = end.state.read(REMOTE, bytearray(ROOM), 0)
-        assert operation is not None, "all room is free"
-        await place.ended()
-        await place.close()
-
-    run(main())
-
-
-def test_room_is_used_again_while_others_are_under_way(run: Run, c: Lib) -> None:
-    async def main() -> None:
-        place = await copying()
-        end = place.end
-        lent, kib = end.state.lent, 1024
-        for size in (40 * kib, 20 * kib):
-            assert end.state.read(REMOTE, bytearray(size), 0) is not None
-        assert end.state.read(REMOTE, bytearray(30 * kib), 0) is None
-        end.complete(end.adapter.numbers[0])
+            assert await operation == size
+            if target is not None:
+                assert target == data
+    assert most > 2
+    assert full or largest == 200
+    while under_way:
+        number = next(iter(under_way))
+        del under_way[number]
+        end.complete(number)
         end.tell()
-        assert end.state.read(REMOTE, bytearray(30 * kib), 0) is not None, "at the beginning"
-        assert end.state.read(REMOTE, bytearray(10 * kib), 0) is not None, "behind it"
-        assert end.state.read(REMOTE, bytearray(1), 0) is None, "there the second begins"
-        assert [posted[1] - lent.addr for posted in end.adapter.posted] == [
-            0, 40 * kib, 0, 30 * kib,
-        ]  # fmt: skip
-        await place.ended()
-        await place.close()
-
-    run(main())
+    operation = end.state.read(REMOTE, bytearray(ROOM), 0)
+    assert operation is not None, "all room is free"
+    await place.ended()
+    await place.close()
 
 
-def test_without_room_python_does_it(run: Run, c: Lib) -> None:
-    async def main() -> None:
-        place = await copying()
-        end = place.end
-        first = asyncio.create_task(end.read(bytearray(ROOM)))
-        await settle()
-        into = bytearray(64)
-        second = asyncio.create_task(end.read(into))
-        await settle()
-        lent = end.state.lent
-        assert not lent.addr <= end.adapter.posted[1][1] < lent.addr + ROOM
-        for number in end.adapter.numbers:
-            place.lands(number, b"z" * len(end.adapter.memory[number]))
-        await place.ended()
-        assert (first.result(), second.result()) == (ROOM, 64)
-        assert into == b"z" * 64
-        assert end.state.lent is lent
-        await place.close()
+async def test_in_another_thread_or_loop_c_takes_nothing(c: Lib) -> None:
+    place = await copying()
+    end = place.end
+    before, found = end.seen(), list[object]()
+    into = bytearray(8)
 
-    run(main())
+    def elsewhere() -> None:
+        found.append(end.state.read(REMOTE, into, 0))
+        found.append(end.state.write(REMOTE, b"data", 0, None))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert found == [None, None]
+    assert end.seen() == before
+    assert not exported(into)
+    await place.close()
 
 
-def test_in_another_thread_or_loop_c_takes_nothing(run: Run, c: Lib) -> None:
-    async def main() -> None:
-        place = await copying()
-        end = place.end
-        before, found = end.seen(), list[object]()
-        into = bytearray(8)
-
-        def elsewhere() -> None:
-            found.append(end.state.read(REMOTE, into, 0))
-            found.append(end.state.write(REMOTE, b"data", 0))
-
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-        assert found == [None, None]
-        assert end.seen() == before
-        assert not exported(into)
-        await place.close()
-
-    run(main())
+async def test_a_refused_post_ends_the_export(c: Lib) -> None:
+    place = await copying()
+    end, into = place.end, bytearray(64)
+    end.adapter.code = errno.ENOMEM
+    with pytest.raises(ConnectionLostError):
+        await end.read(into)
+    assert not exported(into)
+    assert (end.state.facts()["operating"], uses_of(end.state.bounce_region)) == (0, 0)
+    await place.close()
 
 
-def test_a_refused_post_ends_the_export(run: Run, c: Lib) -> None:
-    async def main() -> None:
-        place = await copying()
-        end, into = place.end, bytearray(64)
-        end.adapter.code = errno.ENOMEM
-        with pytest.raises(ConnectionLostError):
-            await end.read(into)
-        assert not exported(into)
-        assert (end.state.operating, uses_of(end.state.lent)) == (0, 0)
-        await place.close()
-
-    run(main())
-
-
-def test_what_is_lent_counts_as_kept_and_is_not_lent_without_room(run: Run, c: Lib) -> None:
-    async def main() -> None:
-        place = await copying()
-        assert place.end.budget.ahead == ROOM
-        await place.end.finish(asyncio.create_task(place.end.write(bytearray(9))))
-        assert place.end.budget.ahead == ROOM
-        poor = Copying()
-        poor.end.account.end()
-        await poor.end.finish(asyncio.create_task(poor.end.write(b"data")))
-        assert poor.end.state.lent is None
-        assert poor.end.state.write(REMOTE, b"data", 0) is None
-        await poor.close()
-        await place.close()
-
-    run(main())
-
-
-def test_memory_is_lent_once_and_is_registered(run: Run, c: Lib) -> None:
-    async def main() -> None:
-        place = await copying()
-        state = place.end.state
-        with pytest.raises(ValueError, match="once"):
-            state.lend(state.lent)
-        other = Copying()
-        fresh = other.end.state
-        for wrong in (None, 5, object()):
-            with pytest.raises(AttributeError):
-                fresh.lend(wrong)
-        for length in (0, 32, 96, 2 * MIB):
-            with pytest.raises(ValueError, match="power of two"):
-                fresh.lend(Region(length))
-        assert fresh.lent is None
-        await other.close()
-        await place.close()
-
-    run(main())
+async def test_what_is_lent_counts_as_kept_and_is_not_lent_without_room(c: Lib) -> None:
+    place = await copying()
+    assert place.end.budget.held(AHEAD) == ROOM
+    await place.end.finish(asyncio.create_task(place.end.write(bytearray(9))))
+    assert place.end.budget.held(AHEAD) == ROOM
+    poor = Copying()
+    poor.end.account.end()
+    await poor.end.finish(asyncio.create_task(poor.end.write(b"data")))
+    assert poor.end.state.bounce_region is None
+    assert poor.end.state.write(REMOTE, b"data", 0, None) is None
+    await poor.close()
+    await place.close()
 
 
 @pytest.mark.parametrize("size", [ROOM + 1, 2 * ROOM, 5 * ROOM + 7])
-def test_memory_that_the_kernel_does_not_pin_is_copied_in_parts(
-    run: Run, c: Lib, monkeypatch: pytest.MonkeyPatch, size: int
+async def test_memory_that_the_kernel_does_not_pin_is_copied_in_parts(
+    c: Lib, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     """As some mappings of files: no more than a part is in registered memory at a time."""
     most = _refuse_more_than(c, monkeypatch, ROOM, errno.EFAULT)
-
-    async def main() -> None:
-        place = await copying()
-        end, data = place.end, random.Random(size).randbytes(size)
-        before = end.state.bytes_written
-        assert await _served(place, end.write(data, 3)) == size
-        assert b"".join(end.adapter.written) == data
-        assert end.state.bytes_written - before == size
-        assert [(where - REMOTE.addr, n) for _, _, n, _, where, *_ in end.adapter.posted] == [
-            (3 + start, min(ROOM, size - start)) for start in range(0, size, ROOM)
-        ]
-        end.adapter.posted.clear()
-        into = bytearray(size)
-        assert await _served(place, end.read(into, 3), data) == size
-        assert into == data
-        assert max(most) == ROOM
-        into.append(0)  # it is exported no more
-        await place.close()
-
-    run(main())
+    place = await copying()
+    end, data = place.end, random.Random(size).randbytes(size)
+    before = end.state.facts()["bytes_written"]
+    assert await _served(place, end.write(data, 3)) == size
+    assert b"".join(end.adapter.written) == data
+    assert end.state.facts()["bytes_written"] - before == size
+    assert [(where - REMOTE.addr, n) for _, _, n, _, where, *_ in end.adapter.posted] == [
+        (3 + start, min(ROOM, size - start)) for start in range(0, size, ROOM)
+    ]
+    end.adapter.posted.clear()
+    into = bytearray(size)
+    assert await _served(place, end.read(into, 3), data) == size
+    assert into == data
+    assert max(most) == ROOM
+    into.append(0)  # it is exported no more
+    await place.close()
 
 
 @pytest.mark.parametrize("call", ["read", "write"])
-def test_a_buffer_is_exported_no_more_when_the_call_has_ended(
-    run: Run, c: Lib, monkeypatch: pytest.MonkeyPatch, call: str
+async def test_a_buffer_is_exported_no_more_when_the_call_has_ended(
+    c: Lib, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """Although a thread deregisters so many bytes, here a slow one."""
     real, begun, go = c.ibv_dereg_mr, threading.Event(), threading.Event()
@@ -648,61 +425,50 @@ def test_a_buffer_is_exported_no_more_when_the_call_has_ended(
         assert go.wait(10)
         return real(handle)
 
-    async def main() -> None:
-        place = await copying()
-        buffer = bytearray(2 * MIB)
-        monkeypatch.setattr(c, "ibv_dereg_mr", deregister)
-        task = asyncio.create_task(_served(place, getattr(place.end, call)(buffer)))
-        assert await asyncio.to_thread(begun.wait, 10)
-        await settle()
-        assert not task.done()
-        go.set()
-        assert await task == len(buffer)
-        buffer.append(0)
-        monkeypatch.setattr(c, "ibv_dereg_mr", real)
-        await place.close()
-
-    run(main())
+    place = await copying()
+    buffer = bytearray(2 * MIB)
+    monkeypatch.setattr(c, "ibv_dereg_mr", deregister)
+    task = asyncio.create_task(_served(place, getattr(place.end, call)(buffer)))
+    assert await asyncio.to_thread(begun.wait, 10)
+    await settle()
+    assert not task.done()
+    go.set()
+    assert await task == len(buffer)
+    buffer.append(0)
+    monkeypatch.setattr(c, "ibv_dereg_mr", real)
+    await place.close()
 
 
-def test_another_failure_of_a_registration_is_raised(
-    run: Run, c: Lib, monkeypatch: pytest.MonkeyPatch
+async def test_another_failure_of_a_registration_is_raised(
+    c: Lib, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _refuse_more_than(c, monkeypatch, ROOM, errno.EIO)
-
-    async def main() -> None:
-        place = await copying()
-        into = bytearray(ROOM + 1)
-        with pytest.raises(OSError, match="ibv_reg_mr: EIO"):
-            await place.end.read(into)
-        into.append(0)
-        assert place.end.adapter.posted == []
-        await place.close()
-
-    run(main())
+    place = await copying()
+    into = bytearray(ROOM + 1)
+    with pytest.raises(OSError, match="ibv_reg_mr: EIO"):
+        await place.end.read(into)
+    into.append(0)
+    assert place.end.adapter.posted == []
+    await place.close()
 
 
-def test_a_part_that_is_canceled_ends_the_call(
-    run: Run, c: Lib, monkeypatch: pytest.MonkeyPatch
+async def test_a_part_that_is_canceled_ends_the_call(
+    c: Lib, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _refuse_more_than(c, monkeypatch, ROOM, errno.EFAULT)
-
-    async def main() -> None:
-        place = await copying()
-        end, into = place.end, bytearray(3 * ROOM)
-        task = asyncio.create_task(end.read(into))
-        await settle()
-        assert len(end.adapter.numbers) == 1
-        task.cancel()
-        await asyncio.wait([task])
-        with pytest.raises(BufferError):  # it is copied into when the READ under way ends
-            into.append(0)
-        await place.ended()
+    place = await copying()
+    end, into = place.end, bytearray(3 * ROOM)
+    task = asyncio.create_task(end.read(into))
+    await settle()
+    assert len(end.adapter.numbers) == 1
+    task.cancel()
+    await asyncio.wait([task])
+    with pytest.raises(BufferError):  # it is copied into when the READ under way ends
         into.append(0)
-        assert len(end.adapter.posted) == 1
-        await place.close()
-
-    run(main())
+    await place.ended()
+    into.append(0)
+    assert len(end.adapter.posted) == 1
+    await place.close()
 
 
 def _refuse_more_than(c: Lib, monkeypatch: pytest.MonkeyPatch, size: int, code: int) -> list[int]:
@@ -732,3 +498,22 @@ async def _served(place: Copying, call: Coroutine[Any, Any, int], data: bytes = 
         if end.adapter.numbers:
             await place.ended()
     return task.result()
+
+
+@pytest.mark.parametrize("size", [1, INLINE, INLINE + 1, ROOM])
+async def test_a_write_lets_go_of_its_buffer_at_once(c: Lib, size: int) -> None:
+    place = await copying(inline=INLINE)
+    end, data = place.end, bytearray(random.Random(size).randbytes(size))
+    sent, where = bytes(data), ctypes.addressof(ctypes.c_char.from_buffer(data))
+    task = asyncio.create_task(end.write(data))
+    await settle()
+    own = end.adapter.posted[0][1] == where
+    assert own == (size <= INLINE), "inline goes out of the buffer itself, the rest does not"
+    data[:] = bytes(size)
+    assert not exported(data)
+    if not own:
+        assert bytes(end.adapter.memory[end.adapter.numbers[0]]) == sent
+    await place.ended()
+    assert task.result() == size
+    assert end.adapter.written == [sent]
+    await place.close()

@@ -18,7 +18,7 @@ from aiordma._core import Message
 from aiordma.endpoint.config import CONTROL_SLOTS, MIN_SENDS, ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.errors import ConnectionEndedError, ResourceClosedError
-from aiordma.memory.budget import SlotBudget
+from aiordma.memory.governor import Growth, Member
 from tests.inside.endpoint import copy_up_to, exposer_of, notice_silence, receiver_of
 from tests.inside.link import listeners_of
 
@@ -33,13 +33,12 @@ CONFIGS = st.builds(
     ConnectionConfig,
     slot_size=st.just(SLOT),
     # From 16 on receives are posted several at a time.
-    recv_depth=st.one_of(st.integers(2, 9), st.sampled_from([16, 21, 33])),
+    recv_depth=st.one_of(st.integers(1, 9), st.sampled_from([16, 21, 33])),
     send_depth=st.integers(1, 6),
     rendezvous_threshold=st.sampled_from([0, 3 * SLOT, 1 << 20]),
     rendezvous_window=st.sampled_from([1, 2, 8]),
     receive_buffer_size=st.sampled_from([100, 300, 1 << 20]),
-    initiator_depth=st.integers(1, 3),
-    responder_resources=st.integers(1, 3),
+    one_sided_depth=st.sampled_from([2, 4, 6]),  # one to three reads
     check_large=st.sampled_from([None, True]),
 )
 # (what, side, number).  "adapter" picks one of the possible events; the number picks which one.
@@ -146,16 +145,16 @@ async def simulate(
     keeps: bool,
     steps: tuple[int, int] | None = None,
 ) -> None:
-    budget = SlotBudget(SLOT * steps[1]) if steps is not None else None
+    budget = Growth(SLOT * steps[1]) if steps is not None else None
 
     def arenas_of(config: ConnectionConfig) -> tuple[FakeElastic, FakeElastic] | None:
         if steps is None or budget is None:
             return None
-        share = budget.join(0)
+        member = Member(budget, 0)
         receives = config.guaranteed - MIN_SENDS
         return (
-            FakeElastic(config.send_depth, MIN_SENDS, steps[0], SLOT, share, SLOT),
-            FakeElastic(config.receives, receives, steps[0], SLOT, share, SLOT),
+            FakeElastic(config.send_depth, MIN_SENDS, steps[0], SLOT, member, SLOT),
+            FakeElastic(config.receives, receives, steps[0], SLOT, member, SLOT),
         )
 
     wire = Wire(first, second, arenas_of)
@@ -226,17 +225,25 @@ async def verify_end(wire: Wire, programs: list[Program]) -> None:
     """At rest every slot and every credit is where it belongs; then both sides end well."""
     for side, (link, end) in enumerate(zip(wire.links, wire.ends, strict=True)):
         state, credits = link.state, wire.links[1 - side].state.credits
-        assert len(link.ready) == state.posted == state.under_way, "the adapter has other receives"
-        later = state.n_back  # to be posted together with others
-        assert state.posted + later == link.slots.recv.present, "a receive slot was lost"
-        assert state.n_free == link.slots.send.present, "a send slot was lost"
-        assert state.n_control_free == CONTROL_SLOTS, "a control slot was lost"
-        assert state.unused <= state.posted - state.control, "a credit without a receive"
+        facts = state.facts()
+        assert len(link.ready) == facts["posted"] == state.under_way, (
+            "the adapter has other receives"
+        )
+        later = facts["n_back"]  # to be posted together with others
+        assert facts["posted"] + later == link.slots.recv.present, "a receive slot was lost"
+        assert facts["n_free"] == link.slots.send.present, "a send slot was lost"
+        assert facts["n_control_free"] == CONTROL_SLOTS, "a control slot was lost"
+        assert state.unused <= facts["posted"] - state.control, "a credit without a receive"
         assert credits == state.unused, "a credit was lost"
         window = receiver_of(end).window
         assert credits > window.size // 2 - 1 - later, "the peer is kept short of credits"
-        assert (state.has_pending, state.n_freed, state.large, state.arrived) == (0, 0, 0, 0)
-        assert (state.blocked, listeners_of(link)) == (False, 0), "it waits for nothing"
+        assert (state.has_pending, facts["n_freed"], state.large, state.arrived) == (
+            0,
+            0,
+            0,
+            0,
+        )
+        assert (facts["life"], listeners_of(link)) == ("OPEN", 0), "it waits for nothing"
         assert exposer_of(end).window.free == exposer_of(end).places <= window.answers
         assert link.reads_allowed <= 1
         assert link.pool.out == link.outgoing.out == 0

@@ -14,7 +14,7 @@ from aiordma.errors import ConnectionEndedError, ConnectionLostError, ProtocolEr
 from aiordma.loop import background
 from tests.inside.endpoint import end_with, say_last
 
-from ..conftest import LOOPS, Run, run_on, settle
+from ..conftest import LOOPS, run_on, settle
 from .fabric import FakeLink, Wire
 
 #: Longer than a test may take: what waits for it has not ended by itself.
@@ -67,91 +67,76 @@ async def told(wire: Wire) -> BaseException:
     return caught.value
 
 
-def test_b04_what_was_sent_before_an_abort_arrives(run: Run) -> None:
-    async def main() -> None:
-        wire = await opened()
-        link = wire.links[1]
-        lost = note_losses(link)
-        await wire.ends[1].send(b"last words")
-        wire.ends[1].abort()
-        wire.ends[1].abort()  # is no hurry
-        await settle(20)
-        assert lost == [], "it has disconnected, and ABORT may not have arrived"
-        await wire.run()
-        assert kinds(link.sent)[-2:] == [FrameKind.DATA, FrameKind.ABORT]
-        assert lost
-        assert not any(lost)
-        assert bytes(await wire.ends[0].recv()) == b"last words"
-        assert "the peer aborted" in str(await told(wire))
-
-    run(main())
+async def test_b04_what_was_sent_before_an_abort_arrives() -> None:
+    wire = await opened()
+    link = wire.links[1]
+    lost = note_losses(link)
+    await wire.ends[1].send(b"last words")
+    wire.ends[1].abort()
+    wire.ends[1].abort()  # is no hurry
+    await settle(20)
+    assert lost == [], "it has disconnected, and ABORT may not have arrived"
+    await wire.run()
+    assert kinds(link.sent)[-2:] == [FrameKind.DATA, FrameKind.ABORT]
+    assert lost
+    assert not any(lost)
+    assert bytes(await wire.ends[0].recv()) == b"last words"
+    assert "the peer aborted" in str(await told(wire))
 
 
-def test_b04_a_close_that_is_given_up_leaves_what_was_sent(run: Run) -> None:
-    async def main() -> None:
-        wire = await opened()
-        lost = note_losses(wire.links[1])
-        await wire.ends[1].send(b"last words")
-        closing = asyncio.create_task(wire.ends[1].close())
-        await settle()
-        closing.cancel()
-        await settle(20)
-        assert closing.cancelled()
-        assert lost == [], "the message may not have arrived"
-        await wire.run()
-        assert lost
-        assert not any(lost)
-        assert bytes(await wire.ends[0].recv()) == b"last words"
-        assert "disconnected without a word" in str(await told(wire))
-
-    run(main())
+async def test_b04_a_close_that_is_given_up_leaves_what_was_sent() -> None:
+    wire = await opened()
+    lost = note_losses(wire.links[1])
+    await wire.ends[1].send(b"last words")
+    closing = asyncio.create_task(wire.ends[1].close())
+    await settle()
+    closing.cancel()
+    await settle(20)
+    assert closing.cancelled()
+    assert lost == [], "the message may not have arrived"
+    await wire.run()
+    assert lost
+    assert not any(lost)
+    assert bytes(await wire.ends[0].recv()) == b"last words"
+    assert "disconnected without a word" in str(await told(wire))
 
 
-def test_b04_what_the_peer_did_wrong_is_told_before_the_disconnection(run: Run) -> None:
-    async def main() -> None:
-        wire = await opened()
-        link = wire.links[1]
-        lost = note_losses(link)
-        cause = ProtocolError(errno.EPROTO, "the peer broke the protocol")
-        assert say_last(wire.ends[1], cause)
-        end_with(wire.ends[1], cause)
-        await settle(20)
-        assert lost == []
-        await wire.run()
-        assert kinds(link.sent)[-1] == FrameKind.ABORT
-        assert lost
-        assert not any(lost)
-        assert isinstance(await told(wire), ProtocolError)
-
-    run(main())
+async def test_b04_what_the_peer_did_wrong_is_told_before_the_disconnection() -> None:
+    wire = await opened()
+    link = wire.links[1]
+    lost = note_losses(link)
+    cause = ProtocolError(errno.EPROTO, "the peer broke the protocol")
+    assert say_last(wire.ends[1], cause)
+    end_with(wire.ends[1], cause)
+    await settle(20)
+    assert lost == []
+    await wire.run()
+    assert kinds(link.sent)[-1] == FrameKind.ABORT
+    assert lost
+    assert not any(lost)
+    assert isinstance(await told(wire), ProtocolError)
 
 
-def test_b04_a_wire_that_carries_nothing_is_waited_for_so_long(run: Run) -> None:
-    async def main() -> None:
-        wire = await opened(close_timeout_s=0.05)
-        wire.ends[1].abort()
-        await wire.ends[1].wait_closed()
-        assert wire.links[1].busy
-        await wire.lose()
-
-    run(main())
+async def test_b04_a_wire_that_carries_nothing_is_waited_for_so_long() -> None:
+    wire = await opened(close_timeout_s=0.05)
+    wire.ends[1].abort()
+    await wire.ends[1].wait_closed()
+    assert wire.links[1].busy
+    await wire.lose()
 
 
 @pytest.mark.parametrize("end", ["failure", "disconnection"])
-def test_b04_an_adapter_that_fails_ends_the_wait(run: Run, end: str) -> None:
-    async def main() -> None:
-        wire = await opened()
-        wire.ends[1].abort()
-        await settle(20)
-        assert not wire.links[1].closed
-        if end == "failure":
-            wire.links[1].fail(ConnectionResetError(errno.ECONNRESET, "a cut"))
-        else:
-            wire.links[1].cm_id.event(EventType.DISCONNECTED)
-        await wire.ends[1].wait_closed()
-        await wire.lose()
-
-    run(main())
+async def test_b04_an_adapter_that_fails_ends_the_wait(end: str) -> None:
+    wire = await opened()
+    wire.ends[1].abort()
+    await settle(20)
+    assert not wire.links[1].closed
+    if end == "failure":
+        wire.links[1].fail(ConnectionResetError(errno.ECONNRESET, "a cut"))
+    else:
+        wire.links[1].cm_id.event(EventType.DISCONNECTED)
+    await wire.ends[1].wait_closed()
+    await wire.lose()
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -192,32 +177,23 @@ def test_h02_what_was_sent_before_the_loop_ends_arrives(name: str, way: str) -> 
         link.close()
 
 
-def test_b04_a_peer_that_gives_no_reason_has_vanished(run: Run) -> None:
-    async def main() -> None:
-        wire = await opened()
-        wire.links[0].cm_id.event(EventType.DISCONNECTED)
-        assert "disconnected without a word" in str(await told(wire))
-
-    run(main())
+async def test_b04_a_peer_that_gives_no_reason_has_vanished() -> None:
+    wire = await opened()
+    wire.links[0].cm_id.event(EventType.DISCONNECTED)
+    assert "disconnected without a word" in str(await told(wire))
 
 
-def test_b04_the_reason_of_an_abort_comes_first(run: Run) -> None:
-    async def main() -> None:
-        wire = await opened()
-        wire.links[0].inject(frame(FrameKind.ABORT, AbortReason.MEMORY))
-        wire.links[0].cm_id.event(EventType.DISCONNECTED)
-        assert "it ran out of memory" in str(await told(wire))
-
-    run(main())
+async def test_b04_the_reason_of_an_abort_comes_first() -> None:
+    wire = await opened()
+    wire.links[0].inject(frame(FrameKind.ABORT, AbortReason.MEMORY))
+    wire.links[0].cm_id.event(EventType.DISCONNECTED)
+    assert "it ran out of memory" in str(await told(wire))
 
 
-def test_b04_after_the_end_the_peer_has_closed(run: Run) -> None:
-    async def main() -> None:
-        wire = await opened()
-        wire.links[0].inject(frame(FrameKind.END))
-        wire.links[0].cm_id.event(EventType.DISCONNECTED)
-        with pytest.raises(ConnectionLostError, match="the peer closed the connection"):
-            await wire.ends[0].send(b"x")
-        assert isinstance(await told(wire), ConnectionEndedError)
-
-    run(main())
+async def test_b04_after_the_end_the_peer_has_closed() -> None:
+    wire = await opened()
+    wire.links[0].inject(frame(FrameKind.END))
+    wire.links[0].cm_id.event(EventType.DISCONNECTED)
+    with pytest.raises(ConnectionLostError, match="the peer closed the connection"):
+        await wire.ends[0].send(b"x")
+    assert isinstance(await told(wire), ConnectionEndedError)

@@ -66,52 +66,43 @@ def opening(made: list[Opened]) -> Opening[Opened]:
     return Opening(open_(), "open")
 
 
-def test_a05_asyncio_takes_it_for_a_coroutine(run: Run) -> None:
-    async def main() -> None:
-        made: list[Opened] = []
-        coroutine = opening(made)
-        assert asyncio.iscoroutine(coroutine)
-        task = asyncio.create_task(coroutine)
-        assert "coro=<open() " in repr(task)
-        assert await task is made[0]
-        assert list(await asyncio.gather(opening(made), opening(made))) == made[1:]
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(opening(made))
-        assert task.result() is made[3]
-        assert await asyncio.wait_for(opening(made), 5) is made[4]
-        async with opening(made) as opened:
-            assert not opened.closed
-        assert opened.closed
-
-    run(main())
+async def test_a05_asyncio_takes_it_for_a_coroutine() -> None:
+    made: list[Opened] = []
+    coroutine = opening(made)
+    assert asyncio.iscoroutine(coroutine)
+    task = asyncio.create_task(coroutine)
+    assert "coro=<open() " in repr(task)
+    assert await task is made[0]
+    assert list(await asyncio.gather(opening(made), opening(made))) == made[1:]
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(opening(made))
+    assert task.result() is made[3]
+    assert await asyncio.wait_for(opening(made), 5) is made[4]
+    async with opening(made) as opened:
+        assert not opened.closed
+    assert opened.closed
 
 
-def test_a05_it_is_awaited_once(run: Run) -> None:
-    async def main() -> None:
-        made: list[Opened] = []
-        twice = opening(made)
+async def test_a05_it_is_awaited_once() -> None:
+    made: list[Opened] = []
+    twice = opening(made)
+    await twice
+    with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
         await twice
-        with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
-            await twice
-        with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
-            async with twice:
-                pass
-        assert len(made) == 1
-
-    run(main())
+    with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
+        async with twice:
+            pass
+    assert len(made) == 1
 
 
-def test_a05_canceling_its_task_ends_it(run: Run) -> None:
-    async def main() -> None:
-        made: list[Opened] = []
-        task = asyncio.create_task(opening(made))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert not made
-
-    run(main())
+async def test_a05_canceling_its_task_ends_it() -> None:
+    made: list[Opened] = []
+    task = asyncio.create_task(opening(made))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not made
 
 
 @pytest.mark.parametrize("name", ["connect", "listen"])
@@ -135,24 +126,20 @@ def test_what_is_used_without_await_says_so(name: str) -> None:
     assert not again, "once is enough"
 
 
-def test_what_has_begun_is_closed_without_a_word(run: Run) -> None:
+async def test_what_has_begun_is_closed_without_a_word() -> None:
     """As asyncio and the interpreter do."""
-
-    async def main() -> None:
-        made: list[Opened] = []
-        begun = opening(made)
-        begun.send(None)
-        done = opening(made)
-        await done
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            begun.close()
-            done.close()
-        with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
-            await begun
-        assert len(made) == 1
-
-    run(main())
+    made: list[Opened] = []
+    begun = opening(made)
+    begun.send(None)
+    done = opening(made)
+    await done
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        begun.close()
+        done.close()
+    with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
+        await begun
+    assert len(made) == 1
 
 
 def test_an_empty_host_is_refused_at_the_call(run: Run) -> None:
@@ -171,22 +158,19 @@ def test_a_block_without_async_is_told_what_to_write(name: str) -> None:
 
 
 @pytest.mark.usefixtures("without_collector")
-def test_what_a_failed_one_has_goes_with_its_task(run: Run) -> None:
-    async def main() -> None:
-        gone: list[weakref.ref[Opened]] = []
+async def test_what_a_failed_one_has_goes_with_its_task() -> None:
+    gone: list[weakref.ref[Opened]] = []
 
-        async def open_() -> None:
-            held = Opened()
-            gone.append(weakref.ref(held))
-            await asyncio.get_running_loop().create_future()
+    async def open_() -> None:
+        held = Opened()
+        gone.append(weakref.ref(held))
+        await asyncio.get_running_loop().create_future()
 
-        task = asyncio.create_task(Opening(open_(), "open"))
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled()
-        del task
-        await asyncio.sleep(0)
-        assert gone[0]() is None
-
-    run(main())
+    task = asyncio.create_task(Opening(open_(), "open"))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    del task
+    await asyncio.sleep(0)
+    assert gone[0]() is None

@@ -9,7 +9,7 @@ import pytest
 
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.listener import ConnectRequest
-from aiordma.errors import ResourceBusyError
+from aiordma.errors import RdmaOSError
 from aiordma.link.acceptor import Request
 
 #: Private data of a refusal on every transport.
@@ -49,5 +49,5 @@ def test_i05_a_refusal_that_is_too_long_leaves_the_request_open(raw: bool) -> No
         asked.request.reject(b"x" * MOST)
         assert asked.sent == [b"x" * MOST]
         assert asked.closed == 1
-        with pytest.raises(ResourceBusyError):
+        with pytest.raises(RdmaOSError):
             asked.request.reject()

@@ -12,7 +12,7 @@ from aiordma.endpoint.wire import FRAME, FrameKind
 from aiordma.errors import ConnectionEndedError
 from tests.inside.endpoint import ending_of
 
-from ..conftest import run_on, settle
+from ..conftest import settle
 from .fabric import FakeLink, Wire
 from .test_flow_model import SLOT, fake_regions
 
@@ -44,81 +44,70 @@ def note_disconnect(link: FakeLink) -> list[int]:
     return seen
 
 
-def test_i06_close_waits_until_the_peers_adapter_has_the_end() -> None:
+async def test_i06_close_waits_until_the_peers_adapter_has_the_end() -> None:
     """Whoever disconnects before that breaks the queue pair with END in it."""
-
-    async def main() -> None:
-        wire = await opened()
-        link, peer = wire.links
-        seen = note_disconnect(link)
-        await wire.ends[0].send(b"last words")
-        await wire.run()
-        closing = asyncio.create_task(wire.ends[0].close())
-        for _ in range(10):
-            while peer.inbound:
-                peer.land()
-            while link.unacked and kinds(link.sent)[-1] != FrameKind.END:
-                link.acknowledge()
-            await settle()
-        assert kinds(link.sent)[-1] == FrameKind.END
-        assert seen == [], "it has disconnected, and END may not have arrived"
-        assert not closing.done()
-        link.acknowledge()
-        await wire.run()
-        assert seen == [0]
-        await closing
-        with await wire.ends[1].recv() as message:
-            assert bytes(message) == b"last words"
-        with pytest.raises(ConnectionEndedError):
-            await wire.ends[1].recv()
-        await wire.close()
-
-    run_on("asyncio", main())
-
-
-def test_i06_a_large_message_goes_before_the_end() -> None:
-    async def main() -> None:
-        wire = await opened()
-        link = wire.links[0]
-        seen = note_disconnect(link)
-        sending = asyncio.create_task(wire.ends[0].send(bytes(10 * SLOT)))
+    wire = await opened()
+    link, peer = wire.links
+    seen = note_disconnect(link)
+    await wire.ends[0].send(b"last words")
+    await wire.run()
+    closing = asyncio.create_task(wire.ends[0].close())
+    for _ in range(10):
+        while peer.inbound:
+            peer.land()
+        while link.unacked and kinds(link.sent)[-1] != FrameKind.END:
+            link.acknowledge()
         await settle()
-        closing = asyncio.create_task(wire.ends[0].close())
-        # All but the READ.
-        for _ in range(20):
-            for name, side in wire.steps():
-                if name != "read":
-                    wire.step((name, side))
-            await settle()
-        assert FrameKind.END not in kinds(link.sent), "the peer has not read the message"
-        assert seen == []
-        await wire.run()
-        await sending
-        await closing
-        assert kinds(link.sent)[-1] == FrameKind.END
-        with await wire.ends[1].recv() as message:
-            assert len(message) == 10 * SLOT
-        await wire.close()
-
-    run_on("asyncio", main())
+    assert kinds(link.sent)[-1] == FrameKind.END
+    assert seen == [], "it has disconnected, and END may not have arrived"
+    assert not closing.done()
+    link.acknowledge()
+    await wire.run()
+    assert seen == [0]
+    await closing
+    with await wire.ends[1].recv() as message:
+        assert bytes(message) == b"last words"
+    with pytest.raises(ConnectionEndedError):
+        await wire.ends[1].recv()
+    await wire.close()
 
 
-def test_an_end_that_is_canceled_before_its_first_step_begins_again() -> None:
+async def test_i06_a_large_message_goes_before_the_end() -> None:
+    wire = await opened()
+    link = wire.links[0]
+    seen = note_disconnect(link)
+    sending = asyncio.create_task(wire.ends[0].send(bytes(10 * SLOT)))
+    await settle()
+    closing = asyncio.create_task(wire.ends[0].close())
+    # All but the READ.
+    for _ in range(20):
+        for name, side in wire.steps():
+            if name != "read":
+                wire.step((name, side))
+        await settle()
+    assert FrameKind.END not in kinds(link.sent), "the peer has not read the message"
+    assert seen == []
+    await wire.run()
+    await sending
+    await closing
+    assert kinds(link.sent)[-1] == FrameKind.END
+    with await wire.ends[1].recv() as message:
+        assert len(message) == 10 * SLOT
+    await wire.close()
+
+
+async def test_an_end_that_is_canceled_before_its_first_step_begins_again() -> None:
     """A loop that ends cancels all tasks: what was sent is lost if the queue pair goes at once."""
-
-    async def main() -> None:
-        wire = await opened()
-        link = wire.links[0]
-        await wire.ends[0].send(b"last words")
-        wire.ends[0].abort()
-        ending_of(wire.ends[0]).cancel()
-        await settle()
-        assert not link.closed, "what was sent has not arrived"
-        await wire.run()
-        await wire.ends[0].wait_closed()
-        assert link.closed
-        with await wire.ends[1].recv() as message:
-            assert bytes(message) == b"last words"
-        await wire.close()
-
-    run_on("asyncio", main())
+    wire = await opened()
+    link = wire.links[0]
+    await wire.ends[0].send(b"last words")
+    wire.ends[0].abort()
+    ending_of(wire.ends[0]).cancel()
+    await settle()
+    assert not link.closed, "what was sent has not arrived"
+    await wire.run()
+    await wire.ends[0].wait_closed()
+    assert link.closed
+    with await wire.ends[1].recv() as message:
+        assert bytes(message) == b"last words"
+    await wire.close()

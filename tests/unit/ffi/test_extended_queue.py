@@ -13,13 +13,8 @@ from typing import Any
 import pytest
 
 from aiordma._ffi import ffi, lib
-from aiordma.verbs import (
-    ExtendedCompletion,
-    WCFields,
-    WCFlags,
-    WCOpcode,
-    WCStatus,
-)
+from aiordma.verbs import WCFields, WCFlags, WCOpcode, WCStatus
+from aiordma.verbs.cq_ex import ExtendedCompletion
 from aiordma.verbs.wc import WC_STRUCT
 from tests.inside.verbs import extended_completion
 

@@ -24,6 +24,7 @@ from aiordma._ffi import ffi, lib, load_error
 from aiordma.cm import enums as cm
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.verbs import enums as verbs
+from aiordma.verbs.enums import ForkStatus
 from aiordma.verbs.wc import WC_STRUCT
 
 from ..core.completing import Completing
@@ -131,7 +132,7 @@ ENUMERATIONS = [
     Numbers(verbs.AtomicCap, "IBV_ATOMIC_", "enum ibv_atomic_cap"),
     Numbers(verbs.DeviceCapFlags, "IBV_DEVICE_", "enum ibv_device_cap_flags"),
     Numbers(verbs.GIDType, "IBV_GID_TYPE_", "enum ibv_gid_type"),
-    Numbers(verbs.ForkStatus, "IBV_FORK_", "enum ibv_fork_status"),
+    Numbers(ForkStatus, "IBV_FORK_", "enum ibv_fork_status"),
     Numbers(verbs.LinkLayer, "IBV_LINK_LAYER_"),
     Numbers(verbs.MigrationState, "IBV_MIG_", "enum ibv_mig_state"),
     Numbers(verbs.MRAdvice, "IBV_ADVISE_MR_ADVICE_", "enum ibv_advise_mr_advice"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aiordma.cm.address import Address
 from aiordma.errors import (
-    AddressError,
+    ConnectionFailedError,
     ConnectionRejectedError,
     ConnectTimeoutError,
     DeviceNotFoundError,
@@ -21,7 +21,7 @@ from aiordma.errors import (
 from aiordma.link.eyeballs import AllFailedError, interleave, race
 from tests.device.stepping import Steps, run_canceled
 
-from ..conftest import Run, settle
+from ..conftest import settle
 
 V4 = [(f"10.0.0.{i}", 7) for i in range(1, 4)]
 V6 = [(f"fd80::{i}", 7) for i in range(1, 4)]
@@ -75,97 +75,76 @@ def test_families_take_turns(addresses: list[Address]) -> None:
     assert all(kinds[i] != kinds[i + 1] for i in range(len(kinds) - 1))
 
 
-def test_the_first_wins_without_a_second_attempt(run: Run) -> None:
-    async def main() -> None:
-        net = Net()
-        net.answer(V6[0])
-        assert await net.race([V6[0], V4[0]]) == "fd80::1"
-        assert [address for _, address in net.began] == [V6[0]]
-
-    run(main())
+async def test_the_first_wins_without_a_second_attempt() -> None:
+    net = Net()
+    net.answer(V6[0])
+    assert await net.race([V6[0], V4[0]]) == "fd80::1"
+    assert [address for _, address in net.began] == [V6[0]]
 
 
-def test_the_second_begins_after_the_head_start_and_wins(run: Run) -> None:
-    async def main() -> None:
-        net = Net()
-        net.answer(V4[0])
-        assert await net.race([V6[0], V4[0], V6[1]]) == "10.0.0.1"
-        # The third begins, too, where the loop is late by another head start.
-        (first, a), (second, b), *_ = net.began
-        assert (a, b) == (V6[0], V4[0])
-        assert 0.018 <= second - first < 10  # uvloop counts in milliseconds
-        assert net.answers[V6[0]].cancelled()
-        assert net.open == {"10.0.0.1"}
-
-    run(main())
+async def test_the_second_begins_after_the_head_start_and_wins() -> None:
+    net = Net()
+    net.answer(V4[0])
+    assert await net.race([V6[0], V4[0], V6[1]]) == "10.0.0.1"
+    # The third begins, too, where the loop is late by another head start.
+    (first, a), (second, b), *_ = net.began
+    assert (a, b) == (V6[0], V4[0])
+    assert 0.018 <= second - first < 10  # uvloop counts in milliseconds
+    assert net.answers[V6[0]].cancelled()
+    assert net.open == {"10.0.0.1"}
 
 
-def test_a_failure_ends_the_head_start(run: Run) -> None:
-    async def main() -> None:
-        net = Net()
-        net.answer(V6[0], refused())
-        net.answer(V4[0])
-        async with asyncio.timeout(5):
-            assert await net.race([V6[0], V4[0]], delay=60) == "10.0.0.1"
-
-    run(main())
+async def test_a_failure_ends_the_head_start() -> None:
+    net = Net()
+    net.answer(V6[0], refused())
+    net.answer(V4[0])
+    async with asyncio.timeout(5):
+        assert await net.race([V6[0], V4[0]], delay=60) == "10.0.0.1"
 
 
-def test_without_a_delay_one_at_a_time(run: Run) -> None:
-    async def main() -> None:
-        net = Net()
-        racing = asyncio.create_task(net.race([V6[0], V4[0]], delay=None))
-        await asyncio.sleep(0.05)
-        assert [address for _, address in net.began] == [V6[0]]
-        net.answer(V6[0], refused())
-        net.answer(V4[0])
-        assert await racing == "10.0.0.1"
-
-    run(main())
+async def test_without_a_delay_one_at_a_time() -> None:
+    net = Net()
+    racing = asyncio.create_task(net.race([V6[0], V4[0]], delay=None))
+    await asyncio.sleep(0.05)
+    assert [address for _, address in net.began] == [V6[0]]
+    net.answer(V6[0], refused())
+    net.answer(V4[0])
+    assert await racing == "10.0.0.1"
 
 
-def test_two_winners_in_one_moment(run: Run) -> None:
-    async def main() -> None:
-        net = Net()
-        racing = asyncio.create_task(net.race([V6[0], V4[0]], delay=0))
-        await settle()
-        net.answer(V4[0])
-        net.answer(V6[0])
-        assert {await racing} == net.open
-
-    run(main())
+async def test_two_winners_in_one_moment() -> None:
+    net = Net()
+    racing = asyncio.create_task(net.race([V6[0], V4[0]], delay=0))
+    await settle()
+    net.answer(V4[0])
+    net.answer(V6[0])
+    assert {await racing} == net.open
 
 
-def test_all_failed(run: Run) -> None:
-    async def main() -> None:
-        net = Net()
-        for number, address in enumerate(V4):
-            net.answer(address, AddressError(errno.ENETUNREACH, f"error {number}"))
-        with pytest.raises(AllFailedError) as caught:
-            await net.race(V4, delay=60)
-        assert [(a, e.strerror) for a, e in caught.value.failures] == [
-            (address, f"error {number}") for number, address in enumerate(V4)
-        ]
-
-    run(main())
+async def test_all_failed() -> None:
+    net = Net()
+    for number, address in enumerate(V4):
+        net.answer(address, ConnectionFailedError(errno.ENETUNREACH, f"error {number}"))
+    with pytest.raises(AllFailedError) as caught:
+        await net.race(V4, delay=60)
+    assert [(a, e.strerror) for a, e in caught.value.failures] == [
+        (address, f"error {number}") for number, address in enumerate(V4)
+    ]
 
 
-def test_a_mistake_is_no_answer(run: Run) -> None:
-    async def main() -> None:
-        net = Net()
-        racing = asyncio.create_task(net.race([V6[0], V4[0]], delay=0))
-        await settle()
-        net.answer(V4[0], ValueError("a bug"))
-        with pytest.raises(ValueError, match="a bug"):
-            await racing
-        assert net.answers[V6[0]].cancelled()
-
-    run(main())
+async def test_a_mistake_is_no_answer() -> None:
+    net = Net()
+    racing = asyncio.create_task(net.race([V6[0], V4[0]], delay=0))
+    await settle()
+    net.answer(V4[0], ValueError("a bug"))
+    with pytest.raises(ValueError, match="a bug"):
+        await racing
+    assert net.answers[V6[0]].cancelled()
 
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("order", [[0, 1], [1, 0], [None, 0], [0, None]])
-def test_canceled_at_every_step(run: Run, late: bool, order: list[int | None]) -> None:
+async def test_canceled_at_every_step(late: bool, order: list[int | None]) -> None:
     """Who is canceled has nothing open; who is not, one connection."""
 
     async def once(at: int) -> bool:
@@ -188,13 +167,10 @@ def test_canceled_at_every_step(run: Run, late: bool, order: list[int | None]) -
         assert len(asyncio.all_tasks()) == 1
         return steps.canceled
 
-    async def main() -> None:
-        at = 1
-        while await once(at):
-            at += 1
-        assert at > 2
-
-    run(main())
+    at = 1
+    while await once(at):
+        at += 1
+    assert at > 2
 
 
 # All errors in one
@@ -209,7 +185,7 @@ def test_one_error_stays_itself() -> None:
 def test_all_errors_in_the_kind_of_the_one_that_came_furthest(reverse: bool) -> None:
     errors: list[OSError] = [
         DeviceNotFoundError(errno.ENODEV, "no device"),
-        AddressError(errno.ENETUNREACH, "no route", event="ADDR_ERROR"),
+        ConnectionFailedError(errno.ENETUNREACH, "no route", event="ADDR_ERROR"),
         ConnectTimeoutError(errno.ETIMEDOUT, "no answer"),
         refused("nobody listens"),
     ]

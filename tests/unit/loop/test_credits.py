@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aiordma.loop.credits import Credits
 
-from ..conftest import Run, run_on, settle
+from ..conftest import run_on, settle
 
 # What happens, one after another; the number chooses a task.  "run" lets tasks run; without it
 # between two steps they meet in the same round of the loop.
@@ -87,130 +87,56 @@ def test_no_place_is_lost_or_given_twice(
     run_on(loop, _simulate(places, steps))
 
 
-@pytest.mark.parametrize("rounds", range(4))
-@pytest.mark.parametrize("release_first", [True, False])
-def test_cancellation_at_every_point_hands_the_place_on(
-    run: Run, rounds: int, release_first: bool
-) -> None:
-    async def main() -> None:
-        credits = Credits(0)
-        first, second = (asyncio.create_task(credits.acquire()) for _ in range(2))
-        await settle()
-        if release_first:
-            credits.release()
-            await settle(rounds)
-            first.cancel()
-        else:
-            first.cancel()
-            await settle(rounds)
-            credits.release()
-        await settle()
-        # Either the first had its place before it was cancelled, or the second has it now.
-        assert first.done()
-        assert second.done() == first.cancelled()
-        credits.release()
-        await second
-        assert credits.free == (1 if first.cancelled() else 0)
-
-    run(main())
+async def test_places_that_a_cancelled_task_was_granted_are_free_again() -> None:
+    credits = Credits(0)
+    task = asyncio.create_task(credits.acquire(2))
+    await settle()
+    credits.release(2)  # grants them; the task has not resumed
+    task.cancel()
+    await settle()
+    assert task.cancelled()
+    assert credits.free == 2, "they are lost"
 
 
-def test_places_that_a_cancelled_task_was_granted_are_free_again(run: Run) -> None:
-    async def main() -> None:
-        credits = Credits(0)
-        task = asyncio.create_task(credits.acquire(2))
-        await settle()
-        credits.release(2)  # grants them; the task has not resumed
-        task.cancel()
-        await settle()
-        assert task.cancelled()
-        assert credits.free == 2, "they are lost"
+async def test_failing_ends_every_wait_and_every_later_call() -> None:
+    credits = Credits(0)
+    waiters = [asyncio.create_task(credits.acquire()) for _ in range(3)]
+    await settle()
+    credits.fail(lambda: ConnectionResetError("first"))
+    credits.fail(lambda: ConnectionResetError("second"))
+    results = await asyncio.gather(*waiters, return_exceptions=True)
+    assert [str(result) for result in results] == ["first"] * 3
+    assert all(isinstance(result, ConnectionResetError) for result in results)
+    # One object for all would collect everybody's traceback.
+    assert len(set(map(id, results))) == 3
+    credits.release(5)
+    with pytest.raises(ConnectionResetError, match="first"):
+        await credits.acquire()
+    with pytest.raises(ConnectionResetError, match="first"):
+        credits.try_acquire()
+    assert credits.waiting == 0
 
-    run(main())
 
-
-def test_a_newcomer_does_not_overtake(run: Run) -> None:
-    async def main() -> None:
-        credits = Credits(0)
-        waiter = asyncio.create_task(credits.acquire())
-        await settle()
-        credits.release()
-        assert not credits.try_acquire()
+async def test_failing_and_cancelling_in_one_round() -> None:
+    credits = Credits(0)
+    waiter = asyncio.create_task(credits.acquire())
+    await settle()
+    credits.fail(lambda: ConnectionResetError("gone"))
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
         await waiter
-        assert credits.free == 0
-
-    run(main())
+    assert credits.waiting == 0
 
 
-def test_failing_ends_every_wait_and_every_later_call(run: Run) -> None:
-    async def main() -> None:
-        credits = Credits(0)
-        waiters = [asyncio.create_task(credits.acquire()) for _ in range(3)]
-        await settle()
-        credits.fail(lambda: ConnectionResetError("first"))
-        credits.fail(lambda: ConnectionResetError("second"))
-        results = await asyncio.gather(*waiters, return_exceptions=True)
-        assert [str(result) for result in results] == ["first"] * 3
-        assert all(isinstance(result, ConnectionResetError) for result in results)
-        # One object for all would collect everybody's traceback.
-        assert len(set(map(id, results))) == 3
-        credits.release(5)
-        with pytest.raises(ConnectionResetError, match="first"):
-            await credits.acquire()
-        with pytest.raises(ConnectionResetError, match="first"):
-            credits.try_acquire()
-        assert credits.waiting == 0
-
-    run(main())
-
-
-def test_failing_and_cancelling_in_one_round(run: Run) -> None:
-    async def main() -> None:
-        credits = Credits(0)
-        waiter = asyncio.create_task(credits.acquire())
-        await settle()
-        credits.fail(lambda: ConnectionResetError("gone"))
-        waiter.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiter
-        assert credits.waiting == 0
-
-    run(main())
-
-
-def test_several_places_are_taken_in_one_moment(run: Run) -> None:
-    async def main() -> None:
-        # Two who take theirs one by one would each hold three of the five and wait for ever.
-        credits = Credits(5)
-        done: list[str] = []
-
-        async def take(name: str) -> None:
-            await credits.acquire(4)
-            done.append(name)
-            await settle()
-            credits.release(4)
-
-        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
-            group.create_task(take("first"))
-            group.create_task(take("second"))
-        assert done == ["first", "second"]
-        assert credits.free == 5
-
-    run(main())
-
-
-def test_a_small_wish_does_not_overtake_a_large_one(run: Run) -> None:
-    async def main() -> None:
-        credits = Credits(1)
-        large = asyncio.create_task(credits.acquire(3))
-        await settle()
-        assert not credits.try_acquire()
-        small = asyncio.create_task(credits.acquire())
-        await settle()
-        assert not small.done()
-        large.cancel()  # what was free all the time goes to the next
-        await settle()
-        assert small.done()
-        assert credits.free == 0
-
-    run(main())
+async def test_a_small_wish_does_not_overtake_a_large_one() -> None:
+    credits = Credits(1)
+    large = asyncio.create_task(credits.acquire(3))
+    await settle()
+    assert not credits.try_acquire()
+    small = asyncio.create_task(credits.acquire())
+    await settle()
+    assert not small.done()
+    large.cancel()  # what was free all the time goes to the next
+    await settle()
+    assert small.done()
+    assert credits.free == 0

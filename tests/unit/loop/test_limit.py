@@ -5,43 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from types import TracebackType
-from typing import Any
 
 import pytest
 
-from aiordma.loop.limit import Limit, PatientLimit
+from aiordma.loop.limit import Limit
 from tests.inside.loop import is_ticking
 
-from ..conftest import Run, settle
-
-Kind = Callable[[float | None], AbstractAsyncContextManager[Any]]
-
-
-class Own:
-    """A Limit, entered as asyncio's is."""
-
-    def __init__(self, seconds: float | None) -> None:
-        self._limit = Limit(seconds)
-
-    async def __aenter__(self) -> Limit:
-        return self._limit.__enter__()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._limit.__exit__(kind, error, traceback)
-
-
-@pytest.fixture(params=[asyncio.timeout, Own], ids=["asyncio", "own"])
-def kind(request: pytest.FixtureRequest) -> Kind:
-    made: Kind = request.param
-    return made
+from ..conftest import settle
 
 
 async def for_ever() -> None:
@@ -49,175 +19,135 @@ async def for_ever() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.002, 0, -5])
-def test_the_time_is_up(run: Run, kind: Kind, seconds: float) -> None:
-    async def main() -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        with pytest.raises(TimeoutError) as caught:
-            async with kind(seconds):
-                await for_ever()
-        if kind is Own:  # asyncio's has it in some releases of 3.11, and not in others
-            assert isinstance(caught.value.__cause__, asyncio.CancelledError)
-        assert task.cancelling() == 0
-        await asyncio.sleep(0)  # and nothing comes later
-
-    run(main())
-
-
-def test_one_that_is_up_already_lets_nothing_on(run: Run, kind: Kind) -> None:
-    async def main() -> None:
-        with pytest.raises(TimeoutError):
-            async with kind(-1):
-                await settle()
-
-    run(main())
+async def test_the_time_is_up(seconds: float) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    with pytest.raises(TimeoutError) as caught, Limit(seconds):
+        await for_ever()
+    assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+    assert task.cancelling() == 0
+    await asyncio.sleep(0)  # and nothing comes later
 
 
 @pytest.mark.parametrize("seconds", [None, 3600.0])
-def test_a_block_that_ends_in_time(run: Run, kind: Kind, seconds: float | None) -> None:
-    async def main() -> None:
-        async with kind(seconds):
-            await asyncio.sleep(0)
-        with pytest.raises(LookupError, match="mine"):
-            async with kind(seconds):
-                raise LookupError("mine")
-
-    run(main())
+async def test_a_block_that_ends_in_time(seconds: float | None) -> None:
+    with Limit(seconds):
+        await asyncio.sleep(0)
+    with pytest.raises(LookupError, match="mine"), Limit(seconds):
+        raise LookupError("mine")
 
 
-def test_another_cancellation_is_none_of_its(run: Run, kind: Kind) -> None:
-    async def main() -> None:
-        begun = asyncio.Event()
+async def test_another_cancellation_is_none_of_its() -> None:
+    begun = asyncio.Event()
 
-        async def work() -> None:
-            async with kind(3600.0):
-                begun.set()
+    async def work() -> None:
+        with Limit(3600.0):
+            begun.set()
+            await for_ever()
+
+    task = asyncio.create_task(work())
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_both_at_once_is_a_cancellation() -> None:
+    async def work() -> None:
+        me = asyncio.current_task()
+        assert me is not None
+        with Limit(0.002):
+            try:
                 await for_ever()
+            finally:
+                me.cancel()
 
-        task = asyncio.create_task(work())
-        await begun.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    run(main())
-
-
-def test_both_at_once_is_a_cancellation(run: Run, kind: Kind) -> None:
-    async def main() -> None:
-        async def work() -> None:
-            me = asyncio.current_task()
-            assert me is not None
-            async with kind(0.002):
-                try:
-                    await for_ever()
-                finally:
-                    me.cancel()
-
-        with pytest.raises(asyncio.CancelledError):
-            await asyncio.create_task(work())
-
-    run(main())
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(work())
 
 
 @pytest.mark.parametrize(("outer", "inner"), [(0.002, 3600.0), (3600.0, 0.002)])
-def test_one_in_another(run: Run, kind: Kind, outer: float, inner: float) -> None:
-    async def main() -> None:
-        ended: list[str] = []
-        try:
-            async with kind(outer):
-                try:
-                    async with kind(inner):
-                        await for_ever()
-                except TimeoutError:
-                    ended.append("inner")
-        except TimeoutError:
-            ended.append("outer")
-        assert ended == ["inner" if inner < outer else "outer"]
-
-    run(main())
-
-
-def test_it_is_for_a_task(run: Run) -> None:
-    async def main() -> None:
-        failed: list[BaseException] = []
-
-        def call() -> None:
+async def test_one_in_another(outer: float, inner: float) -> None:
+    ended: list[str] = []
+    try:
+        with Limit(outer):
             try:
-                with Limit(1.0):
-                    pass
-            except RuntimeError as exc:
-                failed.append(exc)
-
-        asyncio.get_running_loop().call_soon(call)
-        await asyncio.sleep(0)
-        assert "a time limit is for a task" in str(failed[0])
-
-    run(main())
+                with Limit(inner):
+                    await for_ever()
+            except TimeoutError:
+                ended.append("inner")
+    except TimeoutError:
+        ended.append("outer")
+    assert ended == ["inner" if inner < outer else "outer"]
 
 
-def test_what_has_arrived_is_returned(run: Run) -> None:
+async def test_it_is_for_a_task() -> None:
+    failed: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            with Limit(1.0):
+                pass
+        except RuntimeError as exc:
+            failed.append(exc)
+
+    asyncio.get_running_loop().call_soon(call)
+    await asyncio.sleep(0)
+    assert "a time limit is for a task" in str(failed[0])
+
+
+async def test_what_has_arrived_is_returned() -> None:
     """The loop was busy past the deadline; the result reaches the block by another task."""
+    loop = asyncio.get_running_loop()
+    arrives: asyncio.Future[int] = loop.create_future()
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        arrives: asyncio.Future[int] = loop.create_future()
+    async def passed_on() -> int:
+        return await arrives
 
-        async def passed_on() -> int:
-            return await arrives
+    def be_busy() -> None:
+        time.sleep(0.02)
+        loop.call_soon(arrives.set_result, 5)
 
-        def be_busy() -> None:
-            time.sleep(0.02)
-            loop.call_soon(arrives.set_result, 5)
-
-        loop.call_later(0.009, be_busy)
-        with Limit(0.01) as limit:
-            assert await asyncio.create_task(passed_on()) == 5
-        assert not limit.expired
-        with pytest.raises(TimeoutError), Limit(0.01):
-            await loop.create_future()
-
-    run(main())
+    loop.call_later(0.009, be_busy)
+    with Limit(0.01) as limit:
+        assert await asyncio.create_task(passed_on()) == 5
+    assert not limit.expired
+    with pytest.raises(TimeoutError), Limit(0.01):
+        await loop.create_future()
 
 
-def test_a_patient_limit_that_is_held_in_its_last_turns_ends_all_the_same(run: Run) -> None:
-    async def main() -> None:
-        limit = PatientLimit(0.01)
+async def test_a_patient_limit_that_is_held_in_its_last_turns_ends_all_the_same() -> None:
+    limit = Limit(0.01, patient=True)
 
-        def meddle() -> None:
-            if is_ticking(limit):
-                asyncio.get_running_loop().call_soon(meddle)
-            else:
-                limit.hold()
-                limit.go_on()
+    def meddle() -> None:
+        if is_ticking(limit):
+            asyncio.get_running_loop().call_soon(meddle)
+        else:
+            limit.pause()
+            limit.resume()
 
-        meddle_soon = asyncio.get_running_loop().call_later(0.005, meddle)
-        async with asyncio.timeout(10):
-            with pytest.raises(TimeoutError), limit:
-                await for_ever()
-        assert limit.expired
-        meddle_soon.cancel()
-
-    run(main())
+    meddle_soon = asyncio.get_running_loop().call_later(0.005, meddle)
+    async with asyncio.timeout(10):
+        with pytest.raises(TimeoutError), limit:
+            await for_ever()
+    assert limit.expired
+    meddle_soon.cancel()
 
 
 @pytest.mark.usefixtures("without_collector")
-@pytest.mark.parametrize("kind", [Limit, PatientLimit])
-def test_what_a_late_task_has_goes_with_the_task(run: Run, kind: type[Limit]) -> None:
-    async def main() -> None:
-        gone: list[weakref.ref[Own]] = []
+@pytest.mark.parametrize("patient", [False, True])
+async def test_what_a_late_task_has_goes_with_the_task(*, patient: bool) -> None:
+    gone: list[weakref.ref[asyncio.Event]] = []
 
-        async def late() -> None:
-            limit, own = kind(0.002), Own(None)
-            gone.append(weakref.ref(own))
-            with limit:
-                await for_ever()
+    async def late() -> None:
+        limit, own = Limit(0.002, patient=patient), asyncio.Event()
+        gone.append(weakref.ref(own))
+        with limit:
+            await for_ever()
 
-        task = asyncio.create_task(late())
-        await asyncio.wait([task])
-        assert isinstance(task.exception(), TimeoutError)
-        del task
-        await settle()
-        assert gone[0]() is None
-
-    run(main())
+    task = asyncio.create_task(late())
+    await asyncio.wait([task])
+    assert isinstance(task.exception(), TimeoutError)
+    del task
+    await settle()
+    assert gone[0]() is None

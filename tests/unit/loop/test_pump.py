@@ -13,7 +13,7 @@ import pytest
 
 from aiordma.loop.pump import FdPump
 
-from ..conftest import LIMIT_S, LOOPS, Run, settle
+from ..conftest import LIMIT_S, LOOPS, settle
 
 
 class Pipe:
@@ -74,79 +74,70 @@ async def turn() -> None:
     os.close(fd)
 
 
-def test_drains_until_the_descriptor_is_empty(run: Run, pipe: Pipe) -> None:
-    async def main() -> None:
-        pump = pipe.pump()
-        assert not os.get_blocking(pipe.fd)
-        pipe.write(b"abcdef")
-        await pipe.until(6)
-        pipe.write(b"gh")
-        await pipe.until(8)
-        assert b"".join(pipe.read) == b"abcdefgh"
-        assert pump.loop is asyncio.get_running_loop()
-        pump.close()
-
-    run(main())
+async def test_drains_until_the_descriptor_is_empty(pipe: Pipe) -> None:
+    pump = pipe.pump()
+    assert not os.get_blocking(pipe.fd)
+    pipe.write(b"abcdef")
+    await pipe.until(6)
+    pipe.write(b"gh")
+    await pipe.until(8)
+    assert b"".join(pipe.read) == b"abcdefgh"
+    assert pump.loop is asyncio.get_running_loop()
+    pump.close()
 
 
-def test_other_tasks_run_while_a_drain_asks_for_more(run: Run) -> None:
-    async def main() -> None:
-        fd = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        rounds: list[int] = []
-        turns = 0
-        done = asyncio.Event()
+async def test_other_tasks_run_while_a_drain_asks_for_more() -> None:
+    fd = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    rounds: list[int] = []
+    turns = 0
+    done = asyncio.Event()
 
-        async def bystander() -> None:
-            nonlocal turns
-            while not done.is_set():
-                turns += 1
-                await asyncio.sleep(0)
+    async def bystander() -> None:
+        nonlocal turns
+        while not done.is_set():
+            turns += 1
+            await asyncio.sleep(0)
 
-        def drain() -> bool:
-            if not rounds:
-                os.eventfd_read(fd)  # from now on nothing is readable: only `more` calls again
-            rounds.append(turns)
-            if len(rounds) == 20:
-                done.set()
-            return len(rounds) < 20
+    def drain() -> bool:
+        if not rounds:
+            os.eventfd_read(fd)  # from now on nothing is readable: only `more` calls again
+        rounds.append(turns)
+        if len(rounds) == 20:
+            done.set()
+        return len(rounds) < 20
 
-        task = asyncio.create_task(bystander())
-        pump = FdPump(asyncio.get_running_loop(), fd, drain, lambda exc: None)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LIMIT_S / 2):
-                await done.wait()
-        assert done.is_set(), f"{len(rounds)} rounds, and the drain has asked for more"
-        await task
-        await settle()
-        assert len(rounds) == 20, "called although it asked for no more"
-        assert all(b > a for a, b in itertools.pairwise(rounds)), "others starved"
-        pump.close()
-        os.close(fd)
-
-    run(main())
+    task = asyncio.create_task(bystander())
+    pump = FdPump(asyncio.get_running_loop(), fd, drain, lambda exc: None)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LIMIT_S / 2):
+            await done.wait()
+    assert done.is_set(), f"{len(rounds)} rounds, and the drain has asked for more"
+    await task
+    await settle()
+    assert len(rounds) == 20, "called although it asked for no more"
+    assert all(b > a for a, b in itertools.pairwise(rounds)), "others starved"
+    pump.close()
+    os.close(fd)
 
 
-def test_an_exception_ends_the_pump_and_is_reported_once(run: Run, pipe: Pipe) -> None:
-    async def main() -> None:
-        calls = 0
+async def test_an_exception_ends_the_pump_and_is_reported_once(pipe: Pipe) -> None:
+    calls = 0
 
-        def drain() -> bool:
-            nonlocal calls
-            calls += 1
-            raise OSError(5, "gone")
+    def drain() -> bool:
+        nonlocal calls
+        calls += 1
+        raise OSError(5, "gone")
 
-        pump = pipe.pump(drain)
-        pipe.write(b"x")  # never consumed: a pump that went on would spin
-        await pipe.broken.wait()
-        await turn()
-        assert calls == 1
-        assert [str(exc) for exc in pipe.failures] == ["[Errno 5] gone"]
-        assert pump.loop is None
-        pump.kick()
-        pump.close()
-        assert calls == 1
-
-    run(main())
+    pump = pipe.pump(drain)
+    pipe.write(b"x")  # never consumed: a pump that went on would spin
+    await pipe.broken.wait()
+    await turn()
+    assert calls == 1
+    assert [str(exc) for exc in pipe.failures] == ["[Errno 5] gone"]
+    assert pump.loop is None
+    pump.kick()
+    pump.close()
+    assert calls == 1
 
 
 @pytest.mark.parametrize("name", list(LOOPS))
@@ -183,138 +174,117 @@ def test_a01_what_ends_the_loop_does_not_end_the_pump(
     assert [type(exc) for exc in reported] == ([kind] if kind is GeneratorExit else [])
 
 
-def test_closing_in_the_middle_of_a_drain_is_the_end(run: Run, pipe: Pipe) -> None:
-    async def main() -> None:
-        calls = 0
+async def test_closing_in_the_middle_of_a_drain_is_the_end(pipe: Pipe) -> None:
+    calls = 0
 
-        def drain() -> bool:
-            nonlocal calls
-            calls += 1
-            pump.close()
+    def drain() -> bool:
+        nonlocal calls
+        calls += 1
+        pump.close()
+        pipe.arrived.set()
+        return True
+
+    pump = pipe.pump(drain)
+    pipe.write(b"x")
+    await pipe.arrived.wait()
+    await turn()
+    assert calls == 1
+
+
+async def test_closing_cancels_a_continuation(pipe: Pipe) -> None:
+    calls = 0
+
+    def drain() -> bool:
+        nonlocal calls
+        calls += 1
+        return True
+
+    pump = pipe.pump(drain)
+    pump.kick()
+    pump.close()
+    pump.close()
+    await settle()
+    assert calls == 1
+
+
+async def test_a_descriptor_that_is_used_again_belongs_to_its_new_owner() -> None:
+    old, new = Pipe(), Pipe()
+    pump = old.pump()
+    pump.close()
+    os.dup2(new.fd, old.fd)  # the same number, another file
+    second = FdPump(asyncio.get_running_loop(), old.fd, new.drain, new.failed)
+    new.write(b"n")
+    await new.until(1)
+    pump.close()  # must not take the reader of the new owner
+    new.write(b"m")
+    await new.until(2)
+    assert old.read == []
+    second.close()
+    old.close()
+    new.close()
+
+
+async def test_pause_leaves_the_bytes_and_resume_takes_them(pipe: Pipe) -> None:
+    pump = pipe.pump()
+    pump.pause()
+    pump.pause()
+    pipe.write(b"abc")
+    await turn()
+    pump.kick()
+    assert pipe.read == []
+    pump.resume()
+    pump.resume()
+    await pipe.until(3)
+    assert b"".join(pipe.read) == b"abc"
+    pump.close()
+    pump.pause()
+    pump.resume()
+    pipe.write(b"d")
+    await turn()
+    assert len(pipe.read) == 3
+
+
+async def test_a_drain_that_asked_for_more_goes_on_after_a_pause(pipe: Pipe) -> None:
+    left = [3]
+
+    def drain() -> bool:
+        left[0] -= 1
+        if not left[0]:
             pipe.arrived.set()
-            return True
+        return left[0] > 0
 
-        pump = pipe.pump(drain)
-        pipe.write(b"x")
-        await pipe.arrived.wait()
-        await turn()
-        assert calls == 1
-
-    run(main())
-
-
-def test_closing_cancels_a_continuation(run: Run, pipe: Pipe) -> None:
-    async def main() -> None:
-        calls = 0
-
-        def drain() -> bool:
-            nonlocal calls
-            calls += 1
-            return True
-
-        pump = pipe.pump(drain)
-        pump.kick()
-        pump.close()
-        pump.close()
-        await settle()
-        assert calls == 1
-
-    run(main())
+    pump = pipe.pump(drain)
+    pump.kick()
+    pump.pause()
+    await settle()
+    assert left == [2]
+    pump.resume()
+    await settle()
+    assert left == [0], "what it had left before the pause raises no event"
+    pump.close()
 
 
-def test_a_descriptor_that_is_used_again_belongs_to_its_new_owner(run: Run) -> None:
-    async def main() -> None:
-        old, new = Pipe(), Pipe()
-        pump = old.pump()
-        pump.close()
-        os.dup2(new.fd, old.fd)  # the same number, another file
-        second = FdPump(asyncio.get_running_loop(), old.fd, new.drain, new.failed)
-        new.write(b"n")
-        await new.until(1)
-        pump.close()  # must not take the reader of the new owner
-        new.write(b"m")
-        await new.until(2)
-        assert old.read == []
-        second.close()
-        old.close()
-        new.close()
-
-    run(main())
+async def test_kick_drains_without_readiness(pipe: Pipe) -> None:
+    pump = pipe.pump()
+    pipe.write(b"x")
+    pump.kick()
+    assert pipe.read == [b"x"]
+    pump.close()
+    pipe.write(b"y")
+    pump.kick()
+    assert pipe.read == [b"x"]
 
 
-def test_pause_leaves_the_bytes_and_resume_takes_them(run: Run, pipe: Pipe) -> None:
-    async def main() -> None:
-        pump = pipe.pump()
-        pump.pause()
-        pump.pause()
-        pipe.write(b"abc")
-        await turn()
-        pump.kick()
-        assert pipe.read == []
-        pump.resume()
-        pump.resume()
-        await pipe.until(3)
-        assert b"".join(pipe.read) == b"abc"
-        pump.close()
-        pump.pause()
-        pump.resume()
-        pipe.write(b"d")
-        await turn()
-        assert len(pipe.read) == 3
-
-    run(main())
-
-
-def test_a_drain_that_asked_for_more_goes_on_after_a_pause(run: Run, pipe: Pipe) -> None:
-    async def main() -> None:
-        left = [3]
-
-        def drain() -> bool:
-            left[0] -= 1
-            if not left[0]:
-                pipe.arrived.set()
-            return left[0] > 0
-
-        pump = pipe.pump(drain)
-        pump.kick()
-        pump.pause()
-        await settle()
-        assert left == [2]
-        pump.resume()
-        await settle()
-        assert left == [0], "what it had left before the pause raises no event"
-        pump.close()
-
-    run(main())
-
-
-def test_kick_drains_without_readiness(run: Run, pipe: Pipe) -> None:
-    async def main() -> None:
-        pump = pipe.pump()
-        pipe.write(b"x")
-        pump.kick()
-        assert pipe.read == [b"x"]
-        pump.close()
-        pipe.write(b"y")
-        pump.kick()
-        assert pipe.read == [b"x"]
-
-    run(main())
-
-
-def test_closing_from_another_thread_is_handed_to_the_loop(run: Run, pipe: Pipe) -> None:
-    async def main() -> None:
-        pump = pipe.pump()
-        thread = threading.Thread(target=pump.close)
-        thread.start()
-        thread.join(LIMIT_S)
-        assert pump.loop is None
-        await settle()
-        pipe.write(b"x")
-        await turn()
-        assert pipe.read == []
-
-    run(main())
+async def test_closing_from_another_thread_is_handed_to_the_loop(pipe: Pipe) -> None:
+    pump = pipe.pump()
+    thread = threading.Thread(target=pump.close)
+    thread.start()
+    thread.join(LIMIT_S)
+    assert pump.loop is None
+    await settle()
+    pipe.write(b"x")
+    await turn()
+    assert pipe.read == []
 
 
 def test_closing_after_the_loop_does_nothing(pipe: Pipe) -> None:
@@ -339,26 +309,21 @@ def test_closing_between_two_runs_of_the_loop(pipe: Pipe) -> None:
         assert pipe.read == []
 
 
-def test_a_poisoned_pump_touches_nothing(
-    run: Run, pipe: Pipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        remove, removed = loop.remove_reader, list[object]()
-        monkeypatch.setattr(loop, "remove_reader", removed.append)
-        pump = pipe.pump()
-        pump.poison_after_fork()
-        assert pump.loop is None
-        pump.close()
-        pump.pause()
-        pump.kick()
-        pipe.write(b"x")
-        await turn()
-        assert pipe.read == [], "it reads what is the parent's"
-        assert pipe.fd not in removed, "the parent's reader was taken away"
-        remove(pipe.fd)
-
-    run(main())
+async def test_a_poisoned_pump_touches_nothing(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    remove, removed = loop.remove_reader, list[object]()
+    monkeypatch.setattr(loop, "remove_reader", removed.append)
+    pump = pipe.pump()
+    pump.poison_after_fork()
+    assert pump.loop is None
+    pump.close()
+    pump.pause()
+    pump.kick()
+    pipe.write(b"x")
+    await turn()
+    assert pipe.read == [], "it reads what is the parent's"
+    assert pipe.fd not in removed, "the parent's reader was taken away"
+    remove(pipe.fd)
 
 
 class Owner:
@@ -380,37 +345,31 @@ class Owner:
         self.pump.close()
 
 
-def test_an_owner_is_not_kept_alive(run: Run, pipe: Pipe) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        owner = Owner(pipe, loop)
-        pump = owner.pump
-        pipe.write(b"ab")
-        await turn()
-        assert owner.drained == 2
-        del owner
-        assert pump.loop is None, "its finalizer did not run"
-        assert not loop.remove_reader(pipe.fd), "the reader is still there"
-
-    run(main())
+async def test_an_owner_is_not_kept_alive(pipe: Pipe) -> None:
+    loop = asyncio.get_running_loop()
+    owner = Owner(pipe, loop)
+    pump = owner.pump
+    pipe.write(b"ab")
+    await turn()
+    assert owner.drained == 2
+    del owner
+    assert pump.loop is None, "its finalizer did not run"
+    assert not loop.remove_reader(pipe.fd), "the reader is still there"
 
 
-def test_a_descriptor_without_an_owner_does_not_spin(run: Run, pipe: Pipe) -> None:
+async def test_a_descriptor_without_an_owner_does_not_spin(pipe: Pipe) -> None:
     """The collector clears references first and finalizes then, perhaps in another thread."""
 
     class Cleared(Owner):
         def __del__(self) -> None:
             pass
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        owner = Cleared(pipe, loop)
-        pump = owner.pump
-        del owner
-        pipe.write(b"ab")
-        await turn()
-        assert not loop.remove_reader(pipe.fd)
-        assert pump.loop is loop, "it still knows whose thread has to end it"
-        pump.close()
-
-    run(main())
+    loop = asyncio.get_running_loop()
+    owner = Cleared(pipe, loop)
+    pump = owner.pump
+    del owner
+    pipe.write(b"ab")
+    await turn()
+    assert not loop.remove_reader(pipe.fd)
+    assert pump.loop is loop, "it still knows whose thread has to end it"
+    pump.close()

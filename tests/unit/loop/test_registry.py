@@ -10,7 +10,7 @@ import pytest
 
 from aiordma.loop import registry
 
-from ..conftest import LOOPS, Run, run_on
+from ..conftest import LOOPS, run_on
 
 
 class Thing:
@@ -23,74 +23,59 @@ class Thing:
         self.closed += 1
 
 
-def test_users_share_and_the_last_one_closes(run: Run) -> None:
-    async def main() -> None:
-        first, release_first = registry.acquire("thing", Thing)
-        second, release_second = registry.acquire("thing", Thing)
-        assert first is second
-        release_first()
-        assert first.closed == 0
-        release_second()
-        assert first.closed == 1
-        third, release_third = registry.acquire("thing", Thing)
-        assert third is not first
-        release_third()
-
-    run(main())
+async def test_users_share_and_the_last_one_closes() -> None:
+    first, release_first = registry.acquire("thing", Thing)
+    second, release_second = registry.acquire("thing", Thing)
+    assert first is second
+    release_first()
+    assert first.closed == 0
+    release_second()
+    assert first.closed == 1
+    third, release_third = registry.acquire("thing", Thing)
+    assert third is not first
+    release_third()
 
 
-def test_letting_go_twice_counts_once(run: Run) -> None:
-    async def main() -> None:
-        thing, release = registry.acquire("thing", Thing)
-        _, other = registry.acquire("thing", Thing)
-        release()
-        release()
-        release()
-        assert thing.closed == 0
-        other()
-        other()
-        assert thing.closed == 1
-
-    run(main())
+async def test_letting_go_twice_counts_once() -> None:
+    thing, release = registry.acquire("thing", Thing)
+    _, other = registry.acquire("thing", Thing)
+    release()
+    release()
+    release()
+    assert thing.closed == 0
+    other()
+    other()
+    assert thing.closed == 1
 
 
-def test_letting_go_late_does_not_close_the_next_one(run: Run) -> None:
-    async def main() -> None:
-        old, release_old = registry.acquire("thing", Thing)
-        release_old()
-        new, release_new = registry.acquire("thing", Thing)
-        release_old()
-        assert (old.closed, new.closed) == (1, 0)
-        release_new()
-        assert new.closed == 1
-
-    run(main())
+async def test_letting_go_late_does_not_close_the_next_one() -> None:
+    old, release_old = registry.acquire("thing", Thing)
+    release_old()
+    new, release_new = registry.acquire("thing", Thing)
+    release_old()
+    assert (old.closed, new.closed) == (1, 0)
+    release_new()
+    assert new.closed == 1
 
 
-def test_keys_are_apart(run: Run) -> None:
-    async def main() -> None:
-        one, release_one = registry.acquire("one", Thing)
-        two, release_two = registry.acquire(("two", 2), Thing)
-        assert one is not two
-        release_one()
-        assert (one.closed, two.closed) == (1, 0)
-        release_two()
-
-    run(main())
+async def test_keys_are_apart() -> None:
+    one, release_one = registry.acquire("one", Thing)
+    two, release_two = registry.acquire(("two", 2), Thing)
+    assert one is not two
+    release_one()
+    assert (one.closed, two.closed) == (1, 0)
+    release_two()
 
 
-def test_a_factory_that_fails_leaves_nothing(run: Run) -> None:
-    async def main() -> None:
-        def fail() -> Thing:
-            raise OSError(19, "no device")
+async def test_a_factory_that_fails_leaves_nothing() -> None:
+    def fail() -> Thing:
+        raise OSError(19, "no device")
 
-        with pytest.raises(OSError, match="no device"):
-            registry.acquire("thing", fail)
-        thing, release = registry.acquire("thing", Thing)
-        release()
-        assert thing.closed == 1
-
-    run(main())
+    with pytest.raises(OSError, match="no device"):
+        registry.acquire("thing", fail)
+    thing, release = registry.acquire("thing", Thing)
+    release()
+    assert thing.closed == 1
 
 
 @pytest.mark.parametrize("name", list(LOOPS))
@@ -119,27 +104,24 @@ class Standing(Thing):
         self.channel = channel
 
 
-def test_what_is_retired_is_made_anew_and_closed_by_its_users(run: Run) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        old, release_old = registry.acquire("thing", Thing)
-        on_old, release_on_old = registry.acquire("on it", lambda: Standing(old))
-        apart, release_apart = registry.acquire("apart", Thing)
-        registry.retire(old, loop)
-        new, release_new = registry.acquire("thing", Thing)
-        on_new, release_on_new = registry.acquire("on it", lambda: Standing(new))
-        assert new is not old
-        assert on_new is not on_old
-        assert registry.find("apart", loop) is apart
-        release_on_old()
-        release_old()
-        assert (old.closed, on_old.closed, new.closed, on_new.closed) == (1, 1, 0, 0)
-        assert registry.find("thing", loop) is new
-        for release in (release_apart, release_on_new, release_new):
-            release()
-        assert (apart.closed, new.closed, on_new.closed) == (1, 1, 1)
-
-    run(main())
+async def test_what_is_retired_is_made_anew_and_closed_by_its_users() -> None:
+    loop = asyncio.get_running_loop()
+    old, release_old = registry.acquire("thing", Thing)
+    on_old, release_on_old = registry.acquire("on it", lambda: Standing(old))
+    apart, release_apart = registry.acquire("apart", Thing)
+    registry.retire(old, loop)
+    new, release_new = registry.acquire("thing", Thing)
+    on_new, release_on_new = registry.acquire("on it", lambda: Standing(new))
+    assert new is not old
+    assert on_new is not on_old
+    assert registry.find("apart", loop) is apart
+    release_on_old()
+    release_old()
+    assert (old.closed, on_old.closed, new.closed, on_new.closed) == (1, 1, 0, 0)
+    assert registry.find("thing", loop) is new
+    for release in (release_apart, release_on_new, release_new):
+        release()
+    assert (apart.closed, new.closed, on_new.closed) == (1, 1, 1)
 
 
 def test_needs_a_running_loop() -> None:

@@ -34,30 +34,24 @@ def test_it_ends_when_its_object_is_closed(run: Run) -> None:
     assert run(main()) == [1, 2, 3]
 
 
-def test_one_that_is_left_goes_on_where_it_was_and_leaves_no_generator(run: Run) -> None:
-    async def main() -> None:
-        begun: list[object] = []
-        before = sys.get_asyncgen_hooks()
-        sys.set_asyncgen_hooks(firstiter=begun.append)
-        try:
-            steps = Steps(Source(3).next)
-            async for number in steps:
-                assert number == 1
-                break
-            assert [number async for number in steps] == [2, 3]
-        finally:
-            sys.set_asyncgen_hooks(*before)
-        assert not begun
-
-    run(main())
+async def test_one_that_is_left_goes_on_where_it_was_and_leaves_no_generator() -> None:
+    begun: list[object] = []
+    before = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(firstiter=begun.append)
+    try:
+        steps = Steps(Source(3).next)
+        async for number in steps:
+            assert number == 1
+            break
+        assert [number async for number in steps] == [2, 3]
+    finally:
+        sys.set_asyncgen_hooks(*before)
+    assert not begun
 
 
-def test_other_errors_pass(run: Run) -> None:
+async def test_other_errors_pass() -> None:
     async def broken() -> int:
         raise OSError(5, "broken")
 
-    async def main() -> None:
-        with pytest.raises(OSError, match="broken"):
-            await anext(Steps(broken))
-
-    run(main())
+    with pytest.raises(OSError, match="broken"):
+        await anext(Steps(broken))

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import _testcapi
 import asyncio
-import contextlib
 import errno
 import functools
-import gc
 import logging
 import subprocess
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 from aiordma.errors import RdmaError
-from aiordma.loop.job import Job
 from aiordma.loop.workers import WorkerPool, call_blocking
-from tests.inside.loop import jobs_of, set_jobs, threads_of, wait_for_start
+from tests.inside.loop import all_done, threads_of
 
 from ..conftest import LIMIT_S, Run, settle
 
@@ -61,14 +59,14 @@ def same(thing: Any) -> Any:
 def pool() -> Iterator[WorkerPool]:
     pool = WorkerPool("test-pool", 2)
     yield pool
-    assert pool.drain(LIMIT_S)
+    assert all_done(pool, LIMIT_S)
 
 
 def test_jobs_start_in_order_and_return_results(pool: WorkerPool) -> None:
     single = WorkerPool("test-single", 1)
     order: list[int] = []
     futures = [single.submit(functools.partial(order.append, n)) for n in range(50)]
-    assert single.drain(LIMIT_S)
+    assert all_done(single, LIMIT_S)
     assert order == list(range(50))
     assert all(future.done for future in futures)
     assert pool.submit(lambda: 42).result(LIMIT_S) == 42
@@ -102,56 +100,42 @@ def test_a_job_that_was_cancelled_before_it_began_is_not_run() -> None:
     gate, ran = Gate(), []
     first = pool.submit(gate.call)
     assert gate.begun.wait(LIMIT_S)
-    second: Job[None] = pool.submit(lambda: ran.append(1))
+    second: Future[None] = pool.submit(lambda: ran.append(1))
     assert second.cancel()
     gate.go.set()
-    assert pool.drain(LIMIT_S)
+    assert all_done(pool, LIMIT_S)
     assert first.result() == "made"
     assert ran == []
 
 
-def test_drain_tells_whether_all_is_done(pool: WorkerPool) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_job_is_dropped_before_its_end_is_told(fails: bool) -> None:
+    """Who waits may close the memory at once, which fails while anything refers to it."""
+    pool = WorkerPool("test-refs", 1)
     gate = Gate()
-    pool.submit(gate.call)
-    assert not pool.drain(0.01)
+
+    class Thing:
+        def job(self) -> None:
+            if fails:
+                raise ValueError
+
+    thing = Thing()
+    ref = weakref.ref(thing)
+    told: list[bool] = []
+
+    def tell(future: Future[None]) -> None:
+        if (failure := future.exception()) is not None:
+            traceback.clear_frames(failure.__traceback__)
+        told.append(ref() is None)
+
+    before = pool.submit(gate.call)
+    future = pool.submit(thing.job)
+    future.add_done_callback(tell)
+    del thing
     gate.go.set()
-    assert pool.drain(LIMIT_S)
-
-
-def test_a_worker_keeps_nothing_of_its_last_job() -> None:
-    pool = WorkerPool("test-refs", 1)
-
-    class Thing:
-        pass
-
-    thing = Thing()
-    ref = weakref.ref(thing)
-    future = pool.submit(functools.partial(same, thing))
-    assert pool.drain(LIMIT_S)
-    assert future.result() is thing
-    del thing, future
-    gc.collect()
-    assert ref() is None
-
-
-def test_nor_of_one_that_failed() -> None:
-    pool = WorkerPool("test-refs", 1)
-
-    class Thing:
-        def fail(self) -> None:
-            raise ValueError
-
-    thing = Thing()
-    ref = weakref.ref(thing)
-    gc.disable()  # the exception has its frames, and these must not have the exception
-    try:
-        future = pool.submit(thing.fail)
-        assert pool.drain(LIMIT_S)
-        assert isinstance(future.exception(), ValueError)
-        del thing, future
-        assert ref() is None
-    finally:
-        gc.enable()
+    assert all_done(pool, LIMIT_S)
+    assert before.result() == "made"
+    assert told == [True]
 
 
 def test_a_job_under_way_does_not_keep_the_interpreter() -> None:
@@ -168,81 +152,59 @@ def test_a_job_under_way_does_not_keep_the_interpreter() -> None:
     assert done.stderr == ""
 
 
-def test_call_blocking_returns_the_result_and_lets_the_loop_run(run: Run) -> None:
-    async def main() -> None:
-        gate = Gate()
-        task = asyncio.create_task(call_blocking(gate.call, undo=gate.undo))
-        await begun(gate)
-        assert not task.done()
-        gate.go.set()
-        assert await task == "made"
-        assert gate.undone == []
-
-    run(main())
+async def test_call_blocking_returns_the_result_and_lets_the_loop_run() -> None:
+    gate = Gate()
+    task = asyncio.create_task(call_blocking(gate.call, undo=gate.undo))
+    await begun(gate)
+    assert not task.done()
+    gate.go.set()
+    assert await task == "made"
+    assert gate.undone == []
 
 
-def test_call_blocking_raises_what_the_call_raised(run: Run) -> None:
-    async def main() -> None:
-        gate = Gate(OSError(12, "no memory"))
-        gate.go.set()
-        with pytest.raises(OSError, match="no memory"):
-            await call_blocking(gate.call, undo=gate.undo)
-        assert gate.undone == []
-
-    run(main())
+async def test_call_blocking_raises_what_the_call_raised() -> None:
+    gate = Gate(OSError(12, "no memory"))
+    gate.go.set()
+    with pytest.raises(OSError, match="no memory"):
+        await call_blocking(gate.call, undo=gate.undo)
+    assert gate.undone == []
 
 
-def test_a_late_result_is_undone_after_a_timeout(run: Run) -> None:
-    async def main() -> None:
-        gate = Gate()
-        calling = asyncio.create_task(call_blocking(gate.call, undo=gate.undo, timeout=1))
-        await begun(gate)
-        with pytest.raises(TimeoutError):
-            await calling
-        assert gate.undone == []
-        gate.go.set()
-        undone = await asyncio.to_thread(gate.undo_done.wait, LIMIT_S / 2)
-        assert undone, "nobody has the result, and it was not given back"
-        assert gate.undone == [("made", "aiordma-blocking")]
-
-    run(main())
-
-
-def test_a_late_result_is_undone_after_a_cancellation(run: Run) -> None:
-    async def main() -> None:
-        gate = Gate()
-        task = asyncio.create_task(call_blocking(gate.call, undo=gate.undo))
-        await begun(gate)
+@pytest.mark.parametrize("how", ["timeout", "cancellation"])
+async def test_a_late_result_is_undone(how: str) -> None:
+    gate = Gate()
+    timeout = 1 if how == "timeout" else None
+    task = asyncio.create_task(call_blocking(gate.call, undo=gate.undo, timeout=timeout))
+    await begun(gate)
+    if how == "cancellation":
         task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        gate.go.set()
-        assert await asyncio.to_thread(gate.undo_done.wait, LIMIT_S)
-        assert gate.undone == [("made", "aiordma-blocking")]
-
-    run(main())
+    with pytest.raises((TimeoutError, asyncio.CancelledError)):
+        await task
+    assert task.cancelled() == (how == "cancellation")
+    assert gate.undone == []
+    gate.go.set()
+    undone = await asyncio.to_thread(gate.undo_done.wait, LIMIT_S / 2)
+    assert undone, "nobody has the result, and it was not given back"
+    assert gate.undone == [("made", "aiordma-blocking")]
 
 
 @pytest.mark.parametrize("timeout", [None, LIMIT_S])
-def test_a_cancellation_beside_the_result_gives_it_back_or_hands_it_out(
-    run: Run, timeout: float | None
+async def test_a_cancellation_beside_the_result_gives_it_back_or_hands_it_out(
+    timeout: float | None,
 ) -> None:
-    async def main() -> None:
-        for rounds in range(4):
-            gate = Gate()
-            task = asyncio.create_task(call_blocking(gate.call, undo=gate.undo, timeout=timeout))
-            await begun(gate)
-            gate.go.set()
-            await settle(rounds)  # the result arrives in one of the rounds, or in none
-            if not task.cancel():
-                assert task.result() == "made"
-                continue
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert await asyncio.to_thread(gate.undo_done.wait, LIMIT_S)
-            assert [result for result, _ in gate.undone] == ["made"]
-
-    run(main())
+    for rounds in range(4):
+        gate = Gate()
+        task = asyncio.create_task(call_blocking(gate.call, undo=gate.undo, timeout=timeout))
+        await begun(gate)
+        gate.go.set()
+        await settle(rounds)  # the result arrives in one of the rounds, or in none
+        if not task.cancel():
+            assert task.result() == "made"
+            continue
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await asyncio.to_thread(gate.undo_done.wait, LIMIT_S)
+        assert [result for result, _ in gate.undone] == ["made"]
 
 
 def test_a_late_failure_is_nobodys(run: Run, caplog: pytest.LogCaptureFixture) -> None:
@@ -264,27 +226,24 @@ def test_a_late_failure_is_nobodys(run: Run, caplog: pytest.LogCaptureFixture) -
     assert caplog.records == []
 
 
-def test_an_undo_that_fails_is_logged(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        gate = Gate()
+async def test_an_undo_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    gate = Gate()
 
-        def undo(result: object) -> None:
-            gate.undo(result)
-            raise OSError(16, "busy")
+    def undo(result: object) -> None:
+        gate.undo(result)
+        raise OSError(16, "busy")
 
-        task = asyncio.create_task(call_blocking(gate.call, undo=undo))
-        await begun(gate)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        gate.go.set()
-        assert await asyncio.to_thread(gate.undo_done.wait, LIMIT_S)
-
-    run(main())
+    task = asyncio.create_task(call_blocking(gate.call, undo=undo))
+    await begun(gate)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    gate.go.set()
+    assert await asyncio.to_thread(gate.undo_done.wait, LIMIT_S)
     deadline = time.monotonic() + LIMIT_S
     while "abandoned call failed" not in caplog.text:  # which the thread writes after the undo
         assert time.monotonic() < deadline
-        time.sleep(0.001)
+        await asyncio.sleep(0.001)
 
 
 # ---- threads that cannot be started ---------------------------------------------------------
@@ -310,46 +269,19 @@ def test_g07_failed_starts_do_not_use_up_the_pool(no_threads: list[bool]) -> Non
     done: list[int] = []
     for number in range(6):
         with pytest.raises(OSError, match="no thread can be started") as caught:
-            pool.submit(functools.partial(done.append, number))
+            pool.submit(functools.partial(done.append, number)).result(0)
         assert isinstance(caught.value, RdmaError)
         assert caught.value.errno == errno.EAGAIN
         assert "ulimit" in caught.value.hint
-    assert pool.drain(0)  # nothing is left unfinished
+    assert all_done(pool, 0)  # nothing is left unfinished
     no_threads.clear()
     assert pool.submit(lambda: "works").result(LIMIT_S) == "works"
     # Both threads can be had.
     both = threading.Barrier(2, timeout=LIMIT_S)
     waits = [pool.submit(both.wait) for _ in range(2)]
     assert sorted(wait.result(LIMIT_S) for wait in waits) == [0, 1]
-    assert pool.drain(LIMIT_S)
+    assert all_done(pool, LIMIT_S)
     assert done == []
-
-
-@pytest.mark.parametrize("late", [False, True], ids=["dead", "late"])
-def test_g07_a_thread_that_does_not_run_counts_as_not_started(
-    monkeypatch: pytest.MonkeyPatch, late: bool
-) -> None:
-    """One that does not run at all, or one that runs too late."""
-    bootstrap = threading.Thread._bootstrap  # type: ignore[attr-defined]
-    gate, over = threading.Event(), threading.Event()
-
-    def instead(thread: threading.Thread) -> None:
-        if late:
-            assert gate.wait(LIMIT_S)
-            bootstrap(thread)
-        over.set()
-
-    wait_for_start(monkeypatch, 0.01)
-    monkeypatch.setattr(threading.Thread, "_bootstrap", instead)
-    pool = WorkerPool("test-pool", 1)
-    with pytest.raises(OSError, match=r"no thread can be started: .* not run within 0.01 s"):
-        pool.submit(lambda: None)
-    monkeypatch.undo()
-    gate.set()
-    assert over.wait(LIMIT_S)
-    assert pool.submit(threading.get_ident).result(LIMIT_S) != threading.get_ident()
-    assert pool.drain(LIMIT_S)
-    assert threads_of(pool) == 1
 
 
 def test_g07_one_thread_does_the_work_of_those_that_did_not_start(no_threads: list[bool]) -> None:
@@ -363,99 +295,47 @@ def test_g07_one_thread_does_the_work_of_those_that_did_not_start(no_threads: li
     gate.go.set()
     assert first.result(LIMIT_S) == "made"
     assert [each.result(LIMIT_S) for each in later] == [0, 1, 2]
-    assert pool.drain(LIMIT_S)
+    assert all_done(pool, LIMIT_S)
 
 
-def test_g07_what_gives_back_is_kept_until_there_is_a_thread(
-    run: Run, no_threads: list[bool]
+async def test_g07_what_has_to_be_made_is_made_without_a_thread(no_threads: list[bool]) -> None:
+    pool = WorkerPool("test-reaper", 2, inline=True)
+    assert pool.submit(threading.get_ident).result(0) == threading.get_ident()
+    call = asyncio.wrap_future(pool.submit(threading.get_ident))
+    async with asyncio.timeout(LIMIT_S):
+        assert await call == threading.get_ident()
+    assert threads_of(pool) == pool.unfinished == 0
+
+
+@pytest.mark.parametrize("inline", [True, False], ids=["made", "refused"])
+def test_g07_calls_that_counted_on_a_thread_that_fails_do_not_wait(
+    monkeypatch: pytest.MonkeyPatch, inline: bool
 ) -> None:
-    pool = WorkerPool("test-reaper", 2, keep=True)
-    pool.retry_s = 0.001
-    pool.most_retries = 1 << 30
-    order: list[int] = []
+    """Another thread submits a call while the only thread that may be had does not start."""
+    pool = WorkerPool("test-pool", 1, inline=inline)
+    other: list[Future[str]] = []
 
-    async def main() -> None:
-        futures = [pool.submit(functools.partial(order.append, n)) for n in range(3)]
-        for _ in range(20):
-            await asyncio.sleep(0.001)  # tries that fail
-        assert order == []
-        no_threads.clear()
-        async with asyncio.timeout(LIMIT_S):
-            await asyncio.gather(*(job.future() for job in futures))
+    def start(_: threading.Thread) -> None:
+        other.append(pool.submit(lambda: "other"))
+        raise RuntimeError("can't start new thread")
 
-    run(main())
-    assert order == [0, 1, 2]
-    assert pool.drain(LIMIT_S)
-
-
-def test_g07_without_a_loop_it_is_done_at_once(no_threads: list[bool]) -> None:
-    pool = WorkerPool("test-reaper", 2, keep=True)
-    assert pool.submit(lambda: "here").result(0) == "here"
-    assert pool.drain(0)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    first = pool.submit(lambda: "first")
+    for call, result in ((first, "first"), (other[0], "other")):
+        assert call.done()
+        if inline:
+            assert call.result(0) == result
+        else:
+            with pytest.raises(OSError, match="no thread can be started"):
+                call.result(0)
+    assert threads_of(pool) == pool.unfinished == 0
 
 
-def test_g07_a_loop_that_ends_leaves_the_rest_to_drain(run: Run, no_threads: list[bool]) -> None:
-    pool = WorkerPool("test-reaper", 2, keep=True)
-    order: list[int] = []
-
-    async def main() -> None:
-        pool.submit(lambda: order.append(1))
-
-    run(main())
-    assert order == []
-    assert pool.drain(0)
-    assert order == [1]
-
-
-def test_g07_without_a_thread_for_long_the_loop_does_it_a_job_a_turn(
-    run: Run,
-    no_threads: list[bool],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    pool = WorkerPool("test-reaper", 2, keep=True)
-    pool.retry_s = 0.001
-    here: list[int] = []
-
-    async def main() -> None:
-        jobs = [pool.submit(lambda: here.append(threading.get_ident())) for _ in range(3)]
-        async with asyncio.timeout(LIMIT_S):
-            await asyncio.gather(*(job.future() for job in jobs))
-
-    run(main())
-    assert here == [threading.get_ident()] * 3
-    assert [record.message.split(":")[0] for record in caplog.records] == ["test-reaper"]
-    assert pool.drain(0)
-
-
-def test_g07_a_later_loop_tries_again(run: Run, no_threads: list[bool]) -> None:
-    pool = WorkerPool("test-reaper", 1, keep=True)
-    pool.retry_s = 0.001
-    pool.most_retries = 1 << 30
-
-    async def first() -> None:
-        pool.submit(lambda: None)
-
-    async def second() -> None:
-        future = pool.submit(lambda: "done")
-        await asyncio.sleep(0.01)
-        no_threads.clear()
-        async with asyncio.timeout(LIMIT_S):
-            assert await future.future() == "done"
-
-    run(first())
-    run(second())
-    assert pool.drain(LIMIT_S)
-
-
-def test_g07_a_call_that_got_no_thread_was_not_made(run: Run, no_threads: list[bool]) -> None:
+async def test_g07_a_call_that_got_no_thread_was_not_made(no_threads: list[bool]) -> None:
     pool = WorkerPool("test-pool", 1)
     gate = Gate()
-
-    async def main() -> None:
-        with pytest.raises(OSError, match="no thread can be started"):
-            await call_blocking(gate.call, undo=gate.undo, pool=pool)
-
-    run(main())
+    with pytest.raises(OSError, match="no thread can be started"):
+        await call_blocking(gate.call, undo=gate.undo, pool=pool)
     assert not gate.begun.is_set()
     assert gate.undone == []
 
@@ -477,69 +357,49 @@ def test_h07_threads_with_nothing_to_do_end() -> None:
         assert threads_of(pool) == 0
 
 
-def test_g07_a_thread_outlives_memory_that_it_cannot_have(
-    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    jobs = jobs_of(pool)
-    failures = iter(range(3))
-    failed = threading.Event()
-
-    class Short:
-        """A queue whose first calls find no memory."""
-
-        put = jobs.put
-
-        def get(self, timeout: float) -> object:
-            if next(failures, None) is not None:
-                raise MemoryError
-            failed.set()
-            return jobs.get(timeout=timeout)
-
-    set_jobs(monkeypatch, pool, Short())
-    threads = set()
-    for _ in range(2):
-        threads.add(pool.submit(threading.current_thread).result(LIMIT_S))
-    assert failed.is_set()
-    assert len(threads) == 1
-    assert all(thread.is_alive() for thread in threads)
-
-
-@pytest.mark.parametrize("first", range(48))
-def test_g07_a_job_is_done_and_counted_off_whatever_memory_is_refused(first: int) -> None:
-    """One allocation of the thread that runs the jobs, whichever it is."""
-    pool = WorkerPool("test-short", 1)
-    pool.idle_s = LIMIT_S
-    gate = threading.Lock()
-    gate.acquire()
-
-    def call() -> str:
-        gate.acquire()
-        _testcapi.set_nomemory(first, first + 1)
-        return "made"
-
-    jobs = [pool.submit(call), pool.submit(lambda: "next")]
-    ended = threading.Lock()
-    ended.acquire()
-
-    def end(_: object) -> None:
-        _testcapi.remove_mem_hooks()
-        ended.release()
-
-    jobs[1].add_done_callback(end)
-    gate.release()
-    # In C meanwhile: this thread asks for no memory.
-    assert ended.acquire(timeout=LIMIT_S)
-    assert pool.drain(LIMIT_S)
-    assert jobs[0].result() == "made"
-    with contextlib.suppress(MemoryError):  # of the call itself
-        assert jobs[1].result() == "next"
-    assert pool.submit(lambda: "works").result(LIMIT_S) == "works"
-
-
 def test_h07_a_job_that_meets_threads_that_end() -> None:
     """Whichever comes first: every job is run."""
     pool = WorkerPool("test-meeting", 2)
     pool.idle_s = 1e-6
     for number in range(2000):
         assert pool.submit(functools.partial(same, number)).result(10) == number
-    assert pool.drain(10)
+    assert all_done(pool, 10)
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_call_that_cannot_be_submitted_counts_no_thread(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    pool = WorkerPool("test-raised", 1)
+
+    def raised(*_: object, **__: object) -> None:
+        monkeypatch.undo()
+        raise error
+
+    monkeypatch.setattr(threading, "Thread", raised)
+    if error is KeyboardInterrupt:
+        with pytest.raises(error):
+            pool.submit(lambda: 1)
+    else:
+        assert isinstance(pool.submit(lambda: 1).exception(LIMIT_S), OSError)
+    assert pool.submit(lambda: 2).result(LIMIT_S) == 2
+    assert all_done(pool, LIMIT_S)
+
+
+def test_a_callback_that_would_end_its_thread(caplog: pytest.LogCaptureFixture) -> None:
+    pool = WorkerPool("test-callback", 1)
+    gate = Gate()
+
+    def leave(_: Future[Any]) -> None:
+        raise SystemExit
+
+    pool.submit(gate.call).add_done_callback(leave)
+    gate.go.set()
+    assert pool.submit(lambda: 2).result(LIMIT_S) == 2
+    assert all_done(pool, LIMIT_S)
+    assert "what follows a call in a thread failed" in caplog.text
+
+
+async def test_a_call_that_raises_stop_iteration() -> None:
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await call_blocking(lambda: next(iter(())), undo=same, timeout=LIMIT_S)

@@ -9,9 +9,8 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from aiordma._ffi import ffi
-from aiordma.loop.job import Job
-from aiordma.memory.budget import Share
-from aiordma.memory.elastic import ElasticArena
+from aiordma.memory.arena import Arena
+from aiordma.memory.governor import Lease, Member
 
 
 def _address(view: memoryview) -> int:
@@ -52,7 +51,7 @@ class FakeArena:
         """Slots that are registered."""
         return self.count
 
-    # What memory.elastic does.
+    # What memory.arena does.
 
     def grow(self, again: Callable[[], None]) -> Iterable[int]:
         return ()
@@ -85,8 +84,13 @@ class FakeRegion:
         self.lkey = self.rkey = self.addr >> 32
         self.closed = False
         self.users = 0
-        self._gone: Job[None] = Job()
+        self._waiting: list[Callable[[], object]] = []
+        self._gone = False
+        self._pinned_in: Any = None
         self.regions[self.addr] = self
+
+    def _front(self, size: int) -> memoryview:
+        return self.view[:size]
 
     def _retain(self) -> None:
         assert not self.closed
@@ -105,18 +109,29 @@ class FakeRegion:
         if self.closed and not self.users:
             self.regions.pop(self.addr, None)
             self._buffer, self.view = b"", memoryview(b"")  # looked at by views only, from now on
-            if not self._gone.done:
-                self._gone.finish()
+            self._gone = True
+            if self._pinned_in is not None:
+                self._pinned_in.add(-self.length)
+            waiting, self._waiting = self._waiting, []
+            for function in waiting:
+                function()
 
     def when_gone(self, function: Callable[[], object]) -> None:
-        self._gone.add_done_callback(lambda _: function())
+        if self._gone:
+            function()
+        else:
+            self._waiting.append(function)
+
+    _when_gone = when_gone
 
     async def wait_closed(self, timeout: float = 60.0) -> None:
         async with asyncio.timeout(timeout):
-            await self._gone.future()
+            ended = asyncio.Event()
+            self.when_gone(ended.set)
+            await ended.wait()
 
 
-class FakeElastic(ElasticArena):
+class FakeElastic(Arena):
     """The real one, over fake regions (`use_fake_regions`), whose addresses are not the bytes'."""
 
     __slots__ = ("_view",)
@@ -124,11 +139,11 @@ class FakeElastic(ElasticArena):
     _view: memoryview
 
     def __init__(
-        self, most: int, base: int, chunk: int, slot_size: int, share: Share, unit: int = 1
+        self, most: int, base: int, chunk: int, slot_size: int, member: Member, unit: int = 1
     ) -> None:
         first = FakeArena(base, slot_size)
         region: Any = SimpleNamespace(addr=first.addr, lkey=first.lkey, pd=None)
-        super().__init__(region, (0, base, slot_size), most, chunk, share, unit)
+        super().__init__(region, (0, base, slot_size), most, chunk, member, unit)
         self._view = first.view
 
     @property
@@ -136,8 +151,13 @@ class FakeElastic(ElasticArena):
         """Bytes of the base."""
         return self._view
 
-    def _enter(self, number: int) -> Any:
-        chunk = super()._enter(number)
+    @property
+    def crowded(self) -> int:
+        """Address of the byte of the pool."""
+        return 0 if self._member is None else self._member.growth.crowded
+
+    def _enter(self, number: int, lease: Lease) -> Any:
+        chunk = super()._enter(number, lease)
         self.more_addr = _address(self.more)
         return chunk
 

@@ -18,7 +18,7 @@ from aiordma.verbs import Access
 
 RIGHTS = (Access.REMOTE_READ, Access.REMOTE_WRITE, Access.REMOTE_ATOMIC)
 ALL = Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
-SIZE = 24
+SIZE, OLD_SIZE = 36, 24
 
 
 @st.composite
@@ -28,18 +28,33 @@ def regions(draw: st.DrawFn, max_length: int = (1 << 64) - 1) -> RemoteRegion:
     rights = Access(0)
     for right in draw(st.sets(st.sampled_from(RIGHTS))):
         rights |= right
-    return RemoteRegion(addr, length, draw(st.integers(0, (1 << 32) - 1)), rights)
+    key, generation = draw(st.tuples(*[st.integers(0, (1 << 32) - 1)] * 2))
+    owner = draw(st.integers(0, (1 << 64) - 1))
+    return RemoteRegion(addr, length, key, rights, owner, generation, draw(st.booleans()))
 
 
 def test_the_documented_bytes() -> None:
-    region = RemoteRegion(0x0102030405060708, 0x1112131415161718, 0xA1A2A3A4, ALL)
-    assert region.to_bytes() == bytes.fromhex(
-        "6152"  # magic "aR"
-        "0107"  # version, rights
+    place = (0x0102030405060708, 0x1112131415161718, 0xA1A2A3A4, ALL)
+    region = RemoteRegion(*place, 0x2122232425262728, 0xB1B2B3B4)
+    common = (
         "a1a2a3a4"  # key
         "0102030405060708"  # address
         "1112131415161718"  # length
     )
+    assert (
+        region.to_bytes()
+        == bytes.fromhex(
+            "6152"  # magic "aR"
+            "0207" + common + "2122232425262728"  # version, rights  # owner
+            "b1b2b3b4"  # generation
+        )
+    )
+    assert region.to_bytes(version=1) == bytes.fromhex("6152" + "0107" + common)
+    assert RemoteRegion.from_bytes(region.to_bytes(1)) == RemoteRegion(*place)
+    with pytest.raises(ValueError, match="version 1 or 2, not 3"):
+        region.to_bytes(3)
+    noted = RemoteRegion(*place, notes=True)
+    assert (noted.to_bytes()[3], noted.to_bytes(1)[3]) == (0x0F, 0x07)
     assert [RemoteRegion(0, 0, 0, right).to_bytes()[3] for right in RIGHTS] == [1, 2, 4]
 
 
@@ -55,13 +70,21 @@ def test_a_region_survives_the_journey(region: RemoteRegion) -> None:
     assert copy.copy(region) == pickle.loads(pickle.dumps(region)) == region
 
 
-@given(st.binary(max_size=2 * SIZE))
+@given(
+    st.binary(max_size=2 * SIZE)
+    | st.builds(
+        lambda version, rest: b"aR" + version + rest,
+        st.sampled_from([b"\1", b"\2"]),
+        st.binary(min_size=OLD_SIZE - 3, max_size=OLD_SIZE - 3)
+        | st.binary(min_size=SIZE - 3, max_size=SIZE - 3),
+    )
+)
 def test_parsing_is_total(data: bytes) -> None:
     try:
         region = RemoteRegion.from_bytes(data)
     except ValueError:
         return
-    assert region.to_bytes() == data
+    assert region.to_bytes(data[2]) == data
 
 
 @pytest.mark.parametrize("data", ["text", None, 24])
@@ -85,15 +108,21 @@ def test_one_wrong_bit_is_another_region_or_none(region: RemoteRegion, bit: int)
 
 def test_what_is_refused() -> None:
     good = RemoteRegion(4096, 100, 7, ALL).to_bytes()
+    old = RemoteRegion(4096, 100, 7, ALL).to_bytes(1)
     for length in (*range(SIZE), SIZE + 1):
-        with pytest.raises(ValueError, match="24 bytes"):
+        with pytest.raises(ValueError, match="36 bytes"):
             RemoteRegion.from_bytes((good + b"x")[:length])
+    for length in (OLD_SIZE + 1, SIZE):
+        with pytest.raises(ValueError, match=f"version 1 travels as 24 bytes, not {length}"):
+            RemoteRegion.from_bytes((old + bytes(SIZE))[:length])
     with pytest.raises(ValueError, match="not a remote region"):
         RemoteRegion.from_bytes(b"Ra" + good[2:])
-    with pytest.raises(ValueError, match="version 2"):
-        RemoteRegion.from_bytes(good[:2] + b"\2" + good[3:])
+    with pytest.raises(ValueError, match="version 3"):
+        RemoteRegion.from_bytes(good[:2] + b"\3" + good[3:])
+    with pytest.raises(ValueError, match="unknown rights: 0x10"):
+        RemoteRegion.from_bytes(good[:3] + b"\x1f" + good[4:])
     with pytest.raises(ValueError, match="unknown rights: 0x8"):
-        RemoteRegion.from_bytes(good[:3] + b"\x0f" + good[4:])
+        RemoteRegion.from_bytes(old[:3] + b"\x0f" + old[4:])
     with pytest.raises(ValueError, match=r"end below 2\*\*64"):
         RemoteRegion.from_bytes(good[:8] + b"\xff" * 7 + b"\x9d" + good[16:])
     with pytest.raises(TypeError):
@@ -125,11 +154,12 @@ def test_numbers_out_of_range(addr: int, length: int, rkey: int, rights: Access)
     st.one_of(st.none(), st.integers(-50, 50)),
 )
 def test_slices_are_those_of_a_list(length: int, start: int | None, stop: int | None) -> None:
-    region = RemoteRegion(1000, length, 7, Access.REMOTE_READ)
+    region = RemoteRegion(1000, length, 7, Access.REMOTE_READ, 8, 9, notes=True)
     part = region[start:stop]
     addresses = list(range(1000, 1000 + length))
     assert list(range(part.addr, part.addr + len(part))) == addresses[start:stop]
     assert (part.rkey, part.rights) == (7, Access.REMOTE_READ)
+    assert (part.owner, part.generation, part.notes) == (8, 9, True)
 
 
 @given(regions(), st.integers(-(1 << 70), 1 << 70), st.integers(-(1 << 70), 1 << 70))

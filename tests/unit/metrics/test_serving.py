@@ -22,6 +22,7 @@ import pytest
 
 from aiordma import metrics
 from aiordma.metrics import serving
+from aiordma.metrics.snapshot import ConnectionMetrics
 from tests.forks import fork_quietly
 from tests.inside.metrics import descriptor_of, set_lock_s
 
@@ -269,7 +270,7 @@ def test_no_socket_is_made_in_a_folder_of_another_user(
 
 
 def test_many_connections_are_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = metrics.ConnectionMetrics(1, "open", "rxe0", 17)
+    one = ConnectionMetrics(1, "open", "rxe0", 17)
     empty = metrics.snapshot()
     many = metrics.Snapshot(
         1.0, 2, empty.totals, empty.connect_s, empty.accept_s, empty.request_s, empty.reply_s,

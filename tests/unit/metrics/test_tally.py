@@ -14,6 +14,7 @@ import pytest
 from aiordma import metrics
 from aiordma.link import tally
 from aiordma.link.tally import Operation
+from aiordma.metrics.snapshot import Totals
 from tests.forks import fork_quietly
 
 
@@ -164,7 +165,7 @@ def test_a_forked_child_begins_at_zero() -> None:
     child = fork_quietly()
     if child == 0:  # pragma: no cover
         seen = metrics.snapshot()
-        good = seen.totals == metrics.Totals() and seen.pid == os.getpid()
+        good = seen.totals == Totals() and seen.pid == os.getpid()
         os._exit(0 if good and seen.connect_s.count == 0 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert metrics.snapshot().totals.connects > 0

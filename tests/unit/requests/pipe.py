@@ -10,7 +10,7 @@ from typing import Any
 
 from aiordma._core import Message
 from aiordma.errors import ConnectionLostError, MessageTooLargeError, ResourceClosedError
-from aiordma.requests.budget import Share
+from aiordma.memory.governor import Lease
 from aiordma.requests.exchange import Exchange
 from aiordma.requests.served import Requests
 from aiordma.requests.wire import BODY_FOLLOWS, Kind, frame
@@ -32,9 +32,10 @@ class End:
         cause: The reason for which its requests ended it.
     """
 
-    def __init__(self, share: Share | None = None, limit_s: float | None = None) -> None:
-        self.share = share
+    def __init__(self, lease: Lease | None = None, limit_s: float | None = None) -> None:
+        self.lease = lease
         self._request_timeout_s = limit_s
+        self._message_state = None
         self.loop = asyncio.get_running_loop()
         self.peer: End | None = None
         self.credits: int | None = None
@@ -42,7 +43,6 @@ class End:
         self.cause: BaseException | None = None
         self.over: BaseException | None = None
         self._inbox: deque[Message] = deque()
-        self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._line = asyncio.Lock()
         self.exchange = Exchange(self.loop, self)
@@ -87,13 +87,10 @@ class End:
         self._put(data, None)
         return 0
 
-    async def _frame_reader(self) -> Message:
-        while not self._inbox:
-            if self.over is not None:
-                raise self.failure()
-            self._arrived.clear()
-            await self._arrived.wait()
-        return self._inbox.popleft()
+    def _next_frame(self) -> Message | None:
+        if not self._inbox and self.over is not None:
+            raise self.failure()
+        return self._inbox.popleft() if self._inbox else None
 
     def _require_size(self, size: int) -> None:
         if size > LARGEST:
@@ -112,8 +109,8 @@ class End:
         return ROOM
 
     @property
-    def _request_share(self) -> Share | None:
-        return self.share
+    def _request_lease(self) -> Lease | None:
+        return self.lease
 
     def is_closing(self) -> bool:
         return self.over is not None
@@ -130,13 +127,13 @@ class End:
         """The connection is over: lost, by default."""
         if self.over is None:
             self.over = cause or ConnectionLostError(errno.ECONNRESET, "lost")
-            self._arrived.set()
+            self.loop.call_soon(self.exchange.read)
             self._room.set()
 
     def arrive(self, data: bytes, imm: int | None = None) -> None:
         """A message of the peer."""
         self._inbox.append(Message(memoryview(data), imm))
-        self._arrived.set()
+        self.loop.call_soon(self.exchange.read)
 
     def ask(self, number: int, body: bytes) -> None:
         """A request of the peer with a body of its own."""
@@ -161,19 +158,13 @@ class End:
 
 async def lone(limit_s: float | None = None) -> End:
     """An end whose peer is the test; its calls have a limit by default."""
-    end = End(limit_s=limit_s)
-    end.exchange.start()
-    await asyncio.sleep(0)
-    return end
+    return End(limit_s=limit_s)
 
 
-async def joined(share: Share | None = None) -> tuple[End, End]:
-    """Client, server; the server has a share of a budget."""
-    client, server = End(), End(share)
+async def joined(lease: Lease | None = None) -> tuple[End, End]:
+    """Client, server; the server has a lease of a budget."""
+    client, server = End(), End(lease)
     client.peer, server.peer = server, client
-    for end in (client, server):
-        end.exchange.start()
-    await asyncio.sleep(0)
     return client, server
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import math
-import random
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -42,7 +41,7 @@ from tests.inside.requests import (
     set_number,
 )
 
-from ..conftest import Run, settle
+from ..conftest import settle
 from .pipe import LARGE, LARGEST, NOTHING, ROOM, End, echo, joined, lone, part
 
 SIZES = [0, 1, ROOM - HEADER_SIZE, ROOM - HEADER_SIZE + 1, ROOM, len(LARGE)]
@@ -58,246 +57,162 @@ async def serve(end: End, handler: Callable[[Request], Awaitable[object]]) -> No
         await handler(request)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_a_request_and_its_answer(run: Run, size: int) -> None:
-    async def main() -> None:
-        client, server = await joined()
-        server_task = asyncio.create_task(echo(server.requests()))
-        data = LARGE[:size]
-        assert await client.request(data) == data
-        assert await client.request(bytearray(data)) == data
-        assert await client.request(memoryview(data)) == data
-        assert held_by(client.exchange.calls) == NOTHING
-        assert held_of(server.exchange.served) == (0, *NOTHING)
-        server.end(ResourceClosedError("closed"))
-        await server_task
-        await part(client, server)
+async def test_errors_of_the_handler() -> None:
+    client, server = await joined()
 
-    run(main())
+    async def handler(request: Request) -> None:
+        if request.body == b"forget":
+            return
+        if request.body == b"unknown":
+            request.fail(RequestUnknownError("no such thing"))
+        else:
+            request.fail(ZeroDivisionError("by 0"))
 
-
-def test_answers_in_any_order_in_both_directions(run: Run) -> None:
-    async def main() -> None:
-        ends = await joined()
-        rng = random.Random(5)
-
-        async def answer_in_groups(end: End) -> None:
-            waiting: list[Request] = []
-            async for request in end.requests():
-                waiting.append(request)
-                if len(waiting) == 8:
-                    rng.shuffle(waiting)
-                    for each in waiting:
-                        await each.reply(bytes(each.body)[::-1])
-                    waiting.clear()
-
-        servers = [asyncio.create_task(answer_in_groups(end)) for end in ends]
-        questions = [rng.randbytes(rng.choice(SIZES)) for _ in range(64)]
-        for end in ends:
-            end.give(None)
-        answers = await asyncio.gather(*(end.request(q) for q in questions for end in ends))
-        assert answers == [q[::-1] for q in questions for _ in ends]
-        await part(*ends)
-        await asyncio.gather(*servers)
-
-    run(main())
+    task = asyncio.create_task(serve(server, handler))
+    with pytest.raises(RequestError, match="ZeroDivisionError: by 0") as caught:
+        await client.request(b"")
+    assert caught.value.remote_type == "ZeroDivisionError"
+    with pytest.raises(RequestUnknownError, match="no such thing"):
+        await client.request(b"unknown")
+    forgotten = asyncio.create_task(client.request(b"forget"))
+    await settle()
+    # The loop of `serve` has the last request until the next one comes.
+    with pytest.raises(RequestError, match="by 0"):
+        await client.request(b"")
+    gc.collect()
+    with pytest.raises(RequestError, match="did not answer"):
+        await forgotten
+    await part(client, server)
+    await task
 
 
-def test_errors_of_the_handler(run: Run) -> None:
-    async def main() -> None:
-        client, server = await joined()
-
-        async def handler(request: Request) -> None:
-            if request.body == b"forget":
-                return
-            if request.body == b"unknown":
-                request.fail(RequestUnknownError("no such thing"))
-            else:
-                request.fail(ZeroDivisionError("by 0"))
-
-        task = asyncio.create_task(serve(server, handler))
-        with pytest.raises(RequestError, match="ZeroDivisionError: by 0") as caught:
-            await client.request(b"")
-        assert caught.value.remote_type == "ZeroDivisionError"
-        with pytest.raises(RequestUnknownError, match="no such thing"):
-            await client.request(b"unknown")
-        forgotten = asyncio.create_task(client.request(b"forget"))
-        await settle()
-        # The loop of `serve` has the last request until the next one comes.
-        with pytest.raises(RequestError, match="by 0"):
-            await client.request(b"")
-        gc.collect()
-        with pytest.raises(RequestError, match="did not answer"):
-            await forgotten
-        await part(client, server)
-        await task
-
-    run(main())
-
-
-def test_a_request_is_answered_once(run: Run) -> None:
-    async def main() -> None:
-        client, server = await joined()
-        asking = asyncio.create_task(client.request(b"?"))
-        request = await anext(server.requests())
-        with pytest.raises(TypeError):
-            await request.reply("text")
-        with pytest.raises(MessageTooLargeError):
-            await request.reply(bytes(LARGEST + 1))
-        with pytest.raises(TypeError, match="exc has to be"):
-            request.fail("text")  # type: ignore[arg-type]
-        assert not request.answered
+async def test_a_request_is_answered_once() -> None:
+    client, server = await joined()
+    asking = asyncio.create_task(client.request(b"?"))
+    request = await anext(server.requests())
+    with pytest.raises(TypeError):
+        await request.reply("text")
+    with pytest.raises(MessageTooLargeError):
+        await request.reply(bytes(LARGEST + 1))
+    with pytest.raises(TypeError, match="exc has to be"):
+        request.fail("text")  # type: ignore[arg-type]
+    assert not request.answered
+    await request.reply(b"!")
+    with pytest.raises(RuntimeError, match="answered before"):
         await request.reply(b"!")
-        with pytest.raises(RuntimeError, match="answered before"):
-            await request.reply(b"!")
-        with pytest.raises(RuntimeError, match="answered before"):
-            request.fail(ValueError())
-        assert await asking == b"!"
-        assert request.answered
-        assert not request.canceled
-        await part(client, server)
-
-    run(main())
+    with pytest.raises(RuntimeError, match="answered before"):
+        request.fail(ValueError())
+    assert await asking == b"!"
+    assert request.answered
+    assert not request.canceled
+    await part(client, server)
 
 
-def test_a_request_is_open_after_a_reply_without_memory(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+async def test_a_request_is_open_after_a_reply_without_memory(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(data: bytes, imm: None) -> int:
         raise MemoryError
 
-    async def main() -> None:
-        client, server = await joined()
-        requests = server.requests()
-        asking = asyncio.create_task(client.request(b"?"))
-        request = await anext(requests)
-        with monkeypatch.context() as patch:
-            patch.setattr(server.exchange.served, "sender", fail)
-            with pytest.raises(MemoryError):
-                await request.reply(b"lost")
-        assert not request.answered
-        assert held_of(server.exchange.served) == (1, 0, 1, 1)
-        await request.reply(b"!")
-        assert await asking == b"!"
-        assert held_of(server.exchange.served) == (0, *NOTHING)
-        await part(client, server)
-
-    run(main())
-
-
-def test_bad_arguments_take_nothing(run: Run) -> None:
-    async def main() -> None:
-        client = await lone()
-        for data, timeout, kind in (
-            ("text", None, TypeError), (b"", math.nan, ValueError),
-            (b"", "1", TypeError), (bytes(LARGEST + 1), None, MessageTooLargeError),
-        ):  # fmt: skip
-            with pytest.raises(kind):
-                await client.request(data, timeout)  # type: ignore[arg-type]
-        assert held_by(client.exchange.calls) == NOTHING
-        assert not client.sent
-        await part(client)
-
-    run(main())
+    client, server = await joined()
+    requests = server.requests()
+    asking = asyncio.create_task(client.request(b"?"))
+    request = await anext(requests)
+    with monkeypatch.context() as patch:
+        patch.setattr(server.exchange.served, "sender", fail)
+        with pytest.raises(MemoryError):
+            await request.reply(b"lost")
+    assert not request.answered
+    assert held_of(server.exchange.served) == (1, 0, 1, 1)
+    await request.reply(b"!")
+    assert await asking == b"!"
+    assert held_of(server.exchange.served) == (0, *NOTHING)
+    await part(client, server)
 
 
 # Deadlines and cancellation
 
 
-def test_the_deadline_travels(run: Run) -> None:
-    async def main() -> None:
-        client, server = await joined()
-        asking = asyncio.create_task(client.request(b"?", 60))
-        endless = asyncio.create_task(client.request(b"?"))
-        requests = server.requests()
-        request = await anext(requests)
-        assert request.deadline is not None
-        assert request.remaining is not None
-        assert 50 < request.remaining <= 60
-        other = await anext(requests)
-        assert (other.deadline, other.remaining) == (None, None)
-        for each in (request, other):
-            await each.reply()
-        await asyncio.gather(asking, endless)
-        await part(client, server)
-
-    run(main())
+async def test_the_deadline_travels() -> None:
+    client, server = await joined()
+    asking = asyncio.create_task(client.request(b"?", 60))
+    endless = asyncio.create_task(client.request(b"?"))
+    requests = server.requests()
+    request = await anext(requests)
+    assert request.deadline is not None
+    assert request.remaining is not None
+    assert 50 < request.remaining <= 60
+    other = await anext(requests)
+    assert (other.deadline, other.remaining) == (None, None)
+    for each in (request, other):
+        await each.reply()
+    await asyncio.gather(asking, endless)
+    await part(client, server)
 
 
-def test_an_expired_request_is_not_served(run: Run) -> None:
-    async def main() -> None:
-        server = await lone()
-        server.arrive(frame(Kind.REQUEST, 1, 1) + b"late")
-        server.arrive(frame(Kind.REQUEST, 2) + b"good")
-        await settle()
-        await asyncio.sleep(0.001)  # more than a microsecond has to pass
-        request = await anext(server.requests())
-        assert request.body == b"good"
-        sent = [data for data, _ in server.sent]
-        errors = [data for data in sent if data[2] == Kind.ERROR]
-        assert [(data[7], data[15]) for data in errors] == [(1, ErrorCode.DEADLINE)]
-        await request.reply()
-        assert held_of(server.exchange.served) == (0, *NOTHING)
-        await part(server)
-
-    run(main())
+async def test_an_expired_request_is_not_served() -> None:
+    server = await lone()
+    server.arrive(frame(Kind.REQUEST, 1, 1) + b"late")
+    server.arrive(frame(Kind.REQUEST, 2) + b"good")
+    await settle()
+    await asyncio.sleep(0.001)  # more than a microsecond has to pass
+    request = await anext(server.requests())
+    assert request.body == b"good"
+    sent = [data for data, _ in server.sent]
+    errors = [data for data in sent if data[2] == Kind.ERROR]
+    assert [(data[7], data[15]) for data in errors] == [(1, ErrorCode.DEADLINE)]
+    await request.reply()
+    assert held_of(server.exchange.served) == (0, *NOTHING)
+    await part(server)
 
 
 @pytest.mark.parametrize("into", [False, True])
 @pytest.mark.parametrize("size", [1, len(LARGE)])
-def test_an_answer_that_is_here_is_returned(run: Run, size: int, *, into: bool) -> None:
+async def test_an_answer_that_is_here_is_returned(size: int, *, into: bool) -> None:
     """The loop was busy past the deadline: the answer and the timer come in the same turn."""
-
-    async def main() -> None:
-        client = await lone()
-        memory = bytearray(4) if into else None
-        asking = asyncio.ensure_future(client.exchange.calls.request(LARGE[:size], 0.05, memory))
-        await settle()
-        number = client.sent[0][0][7]
-        hold_up(0.06)
-        client.arrive(frame(Kind.ANSWER, number) + b"late")
-        answer = await asking
-        assert answer == (4 if into else b"late")
-        assert memory is None or memory == b"late"
-        assert held_by(client.exchange.calls) == NOTHING
-        assert len(client.sent) == 1 + (size > ROOM), "a CANCEL"
-        await part(client)
-
-    run(main())
+    client = await lone()
+    memory = bytearray(4) if into else None
+    asking = asyncio.ensure_future(client.exchange.calls.request(LARGE[:size], 0.05, memory))
+    await settle()
+    number = client.sent[0][0][7]
+    hold_up(0.06)
+    client.arrive(frame(Kind.ANSWER, number) + b"late")
+    answer = await asking
+    assert answer == (4 if into else b"late")
+    assert memory is None or memory == b"late"
+    assert held_by(client.exchange.calls) == NOTHING
+    assert len(client.sent) == 1 + (size > ROOM), "a CANCEL"
+    await part(client)
 
 
-def test_many_deadlines_share_a_timer(run: Run) -> None:
+async def test_many_deadlines_share_a_timer() -> None:
     """Each call ends at its own, in whatever order they were made."""
+    client = await lone()
+    client.exchange.calls.on_grant(100, 1000)
+    ended: list[float] = []
 
-    async def main() -> None:
-        client = await lone()
-        client.exchange.calls.on_grant(100, 1000)
-        ended: list[float] = []
+    async def ask(timeout: float | None) -> None:
+        with pytest.raises(RequestDeadlineError, match=f"within {timeout} s"):
+            await client.request(b"?", timeout)
+        assert timeout is not None
+        ended.append(timeout)
 
-        async def ask(timeout: float | None) -> None:
-            with pytest.raises(RequestDeadlineError, match=f"within {timeout} s"):
-                await client.request(b"?", timeout)
-            assert timeout is not None
-            ended.append(timeout)
-
-        limits = [0.3, 0.1, 60.0, 0.2, 0.1, 0.4, None]
-        tasks = [asyncio.create_task(ask(limit)) for limit in limits]
-        began = client.loop.time()
-        await asyncio.wait(tasks[:2] + tasks[3:6])
-        assert ended == [0.1, 0.1, 0.2, 0.3, 0.4]
-        assert 0.398 <= client.loop.time() - began < 10, "of which uvloop counts milliseconds"
-        for task in (tasks[2], tasks[6]):
-            assert not task.done()
-            task.cancel()
-        await asyncio.wait(tasks)
-        await part(client)
-
-    run(main())
+    limits = [0.3, 0.1, 60.0, 0.2, 0.1, 0.4, None]
+    tasks = [asyncio.create_task(ask(limit)) for limit in limits]
+    began = client.loop.time()
+    await asyncio.wait(tasks[:2] + tasks[3:6])
+    assert ended == [0.1, 0.1, 0.2, 0.3, 0.4]
+    assert 0.398 <= client.loop.time() - began < 10, "of which uvloop counts milliseconds"
+    for task in (tasks[2], tasks[6]):
+        assert not task.done()
+        task.cancel()
+    await asyncio.wait(tasks)
+    await part(client)
 
 
 @pytest.mark.parametrize("into", [False, True])
-def test_the_default_limit_ends_each_wait(
-    run: Run, monkeypatch: pytest.MonkeyPatch, *, into: bool
+async def test_the_default_limit_ends_each_wait(
+    monkeypatch: pytest.MonkeyPatch, *, into: bool
 ) -> None:
     """For the answer, for room to send and for the grant; with one timer for all of them."""
     timers: list[float] = []
@@ -307,151 +222,131 @@ def test_the_default_limit_ends_each_wait(
         return call_later(loop, delay, function)
 
     monkeypatch.setattr(calls_module, "call_later", count)
-
-    async def main() -> None:
-        client = await lone(limit_s=0.25)
-        calls = client.exchange.calls
-        client.credits = 5
-        memory = [bytearray(4) if into else None for _ in range(40)]
-        tasks = [asyncio.ensure_future(calls.request(b"?", ..., each)) for each in memory]
-        await settle()
-        assert timers == pytest.approx([0.25], abs=0.1)
-        assert held_by(calls) == (16, 16, 16)
-        assert [is_waiting(calls, task) for task in tasks] == [into] * 5 + [True] * 35
-        assert len(client.sent) == 5
-        assert {data[8:HEADER_SIZE] for data, _ in client.sent} == {bytes(8)}, "it is not told"
-        began = client.loop.time()
-        await asyncio.wait(tasks)
-        assert 0.2 <= client.loop.time() - began < 10
-        for task in tasks:
-            assert isinstance(task.exception(), RequestDeadlineError)
-            assert "no answer to the request within 0.25 s" in str(task.exception())
-            assert not task.cancelling()
-            assert not is_waiting(calls, task)
-        assert held_by(calls) == (5, 5, 5), "until the peer has answered the cancellation"
-        client.give(None)
-        await settle()
-        assert [data[2] for data, _ in client.sent[5:]] == [Kind.CANCEL] * 5
-        await part(client)
-        monkeypatch.setattr(calls_module, "call_later", None)
-        with pytest.raises(ResourceClosedError):  # and sets no timer
-            await client.request(b"?", 0.1)
-
-    run(main())
+    client = await lone(limit_s=0.25)
+    calls = client.exchange.calls
+    client.credits = 5
+    memory = [bytearray(4) if into else None for _ in range(40)]
+    tasks = [asyncio.ensure_future(calls.request(b"?", ..., each)) for each in memory]
+    await settle()
+    assert timers == pytest.approx([0.25], abs=0.1)
+    assert held_by(calls) == (16, 16, 16)
+    assert [is_waiting(calls, task) for task in tasks] == [into] * 5 + [True] * 35
+    assert len(client.sent) == 5
+    assert {data[8:HEADER_SIZE] for data, _ in client.sent} == {bytes(8)}, "it is not told"
+    began = client.loop.time()
+    await asyncio.wait(tasks)
+    assert 0.2 <= client.loop.time() - began < 10
+    for task in tasks:
+        assert isinstance(task.exception(), RequestDeadlineError)
+        assert "no answer to the request within 0.25 s" in str(task.exception())
+        assert not task.cancelling()
+        assert not is_waiting(calls, task)
+    assert held_by(calls) == (5, 5, 5), "until the peer has answered the cancellation"
+    client.give(None)
+    await settle()
+    assert [data[2] for data, _ in client.sent[5:]] == [Kind.CANCEL] * 5
+    await part(client)
+    monkeypatch.setattr(calls_module, "call_later", None)
+    with pytest.raises(ResourceClosedError):  # and sets no timer
+        await client.request(b"?", 0.1)
 
 
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("credits", [0, None])
-def test_a_deadline_and_a_cancellation(run: Run, credits: int | None, *, both: bool) -> None:
+async def test_a_deadline_and_a_cancellation(credits: int | None, *, both: bool) -> None:
     """The task that was canceled, too, ends so; and no cancellation of ours is left in a task."""
-
-    async def main() -> None:
-        client = await lone()
-        client.exchange.calls.on_grant(1, 1000)
-        client.credits = credits
-        first = asyncio.create_task(client.request(b"1"))
-        await settle()
-        waiting = first if credits == 0 else asyncio.create_task(client.request(b"2"))
-        await settle()
-        expire(client.exchange.calls, waiting)
-        if both:
-            waiting.cancel()
-        with pytest.raises(asyncio.CancelledError if both else RequestDeadlineError):
-            await waiting
-        assert waiting.cancelling() == both
-        first.cancel()
-        await asyncio.wait([first])
-        await part(client)
-
-    run(main())
+    client = await lone()
+    client.exchange.calls.on_grant(1, 1000)
+    client.credits = credits
+    first = asyncio.create_task(client.request(b"1"))
+    await settle()
+    waiting = first if credits == 0 else asyncio.create_task(client.request(b"2"))
+    await settle()
+    expire(client.exchange.calls, waiting)
+    if both:
+        waiting.cancel()
+    with pytest.raises(asyncio.CancelledError if both else RequestDeadlineError):
+        await waiting
+    assert waiting.cancelling() == both
+    first.cancel()
+    await asyncio.wait([first])
+    await part(client)
 
 
-def test_a_deadline_after_the_line_of_the_grant(run: Run) -> None:
+async def test_a_deadline_after_the_line_of_the_grant() -> None:
     """Though the timer of all calls rings while the task is let in, and has not gone on."""
-
-    async def main() -> None:
-        client = await lone()
-        calls = client.exchange.calls
-        calls.on_grant(1, 1000)
-        first = asyncio.create_task(client.request(b"1"))
-        await settle()
-        second = asyncio.create_task(client.request(b"2", 0.2))
-        await settle()
-        calls.on_answer(1, Message(memoryview(b"answer")))
-        ring(calls)
-        assert await first == b"answer"
-        await settle()
-        assert len(client.sent) == 2
-        await asyncio.wait([second], timeout=10)
-        assert second.done(), "it waits for ever"
-        assert isinstance(second.exception(), RequestDeadlineError)
-        await part(client)
-
-    run(main())
+    client = await lone()
+    calls = client.exchange.calls
+    calls.on_grant(1, 1000)
+    first = asyncio.create_task(client.request(b"1"))
+    await settle()
+    second = asyncio.create_task(client.request(b"2", 0.2))
+    await settle()
+    calls.on_answer(1, Message(memoryview(b"answer")))
+    asyncio.get_running_loop().call_soon(calls.resume)
+    ring(calls)
+    assert await first == b"answer"
+    await settle()
+    assert len(client.sent) == 2
+    await asyncio.wait([second], timeout=10)
+    assert second.done(), "it waits for ever"
+    assert isinstance(second.exception(), RequestDeadlineError)
+    await part(client)
 
 
-def test_a_deadline_in_the_line_of_the_grant(run: Run) -> None:
-    async def main() -> None:
-        client, server = await joined()
-        requests = server.requests(limit=1)
-        await settle()
-        first = asyncio.create_task(client.request(b"1"))
-        request = await anext(requests)
-        with pytest.raises(RequestDeadlineError, match="within"):
-            await client.request(b"2", 0.05)
-        await request.reply()
-        assert await first == b""
-        assert held_by(client.exchange.calls) == NOTHING
-        await part(client, server)
-
-    run(main())
+async def test_a_deadline_in_the_line_of_the_grant() -> None:
+    client, server = await joined()
+    requests = server.requests(limit=1)
+    await settle()
+    first = asyncio.create_task(client.request(b"1"))
+    request = await anext(requests)
+    with pytest.raises(RequestDeadlineError, match="within"):
+        await client.request(b"2", 0.05)
+    await request.reply()
+    assert await first == b""
+    assert held_by(client.exchange.calls) == NOTHING
+    await part(client, server)
 
 
 @pytest.mark.parametrize("size", [1, len(LARGE)])
 @pytest.mark.parametrize("how", ["cancel", "timeout"])
-def test_a_cancellation_is_told(run: Run, how: str, size: int) -> None:
-    async def main() -> None:
-        client, server = await joined()
-        timeout = 0.5 if how == "timeout" else None
-        asking = asyncio.create_task(client.request(LARGE[:size], timeout))
-        request = await anext(server.requests())
-        waiting = asyncio.create_task(request.wait_canceled())
-        await settle()
-        assert not request.canceled
-        if how == "cancel":
-            asking.cancel()
-        with pytest.raises((asyncio.CancelledError, RequestDeadlineError)) as caught:
-            await asking
-        assert isinstance(caught.value, TimeoutError) == (how == "timeout")
-        await waiting
-        assert request.canceled
-        await settle()
-        # The number is free, and the request counts until the program is done with it.
-        assert held_by(client.exchange.calls) == NOTHING
-        assert held_of(server.exchange.served) == (0, 0, 1, size)
-        before = len(server.sent)
-        await request.reply(b"too late")
-        assert len(server.sent) == before
-        assert held_of(server.exchange.served) == (0, *NOTHING)
-        await part(client, server)
-
-    run(main())
+async def test_a_cancellation_is_told(how: str, size: int) -> None:
+    client, server = await joined()
+    timeout = 0.5 if how == "timeout" else None
+    asking = asyncio.create_task(client.request(LARGE[:size], timeout))
+    request = await anext(server.requests())
+    waiting = asyncio.create_task(request.wait_canceled())
+    await settle()
+    assert not request.canceled
+    if how == "cancel":
+        asking.cancel()
+    with pytest.raises((asyncio.CancelledError, RequestDeadlineError)) as caught:
+        await asking
+    assert isinstance(caught.value, TimeoutError) == (how == "timeout")
+    await waiting
+    assert request.canceled
+    await settle()
+    # The number is free, and the request counts until the program is done with it.
+    assert held_by(client.exchange.calls) == NOTHING
+    assert held_of(server.exchange.served) == (0, 0, 1, size)
+    before = len(server.sent)
+    await request.reply(b"too late")
+    assert len(server.sent) == before
+    assert held_of(server.exchange.served) == (0, *NOTHING)
+    await part(client, server)
 
 
-def test_a_canceled_request_leaves_the_line_of_the_server(run: Run) -> None:
-    async def main() -> None:
-        client, server = await joined()
-        asking = [asyncio.create_task(client.request(b"?")) for _ in range(5)]
-        await settle()
-        assert held_of(server.exchange.served) == (5, 5, 5, 5)
-        for task in asking:
-            task.cancel()
-        await settle()
-        assert held_of(server.exchange.served) == (0, *NOTHING)
-        assert held_by(client.exchange.calls) == NOTHING
-        await part(client, server)
-
-    run(main())
+async def test_a_canceled_request_leaves_the_line_of_the_server() -> None:
+    client, server = await joined()
+    asking = [asyncio.create_task(client.request(b"?")) for _ in range(5)]
+    await settle()
+    assert held_of(server.exchange.served) == (5, 5, 5, 5)
+    for task in asking:
+        task.cancel()
+    await settle()
+    assert held_of(server.exchange.served) == (0, *NOTHING)
+    assert held_by(client.exchange.calls) == NOTHING
+    await part(client, server)
 
 
 async def drip(end: End) -> None:
@@ -464,8 +359,8 @@ async def drip(end: End) -> None:
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("size", [1, len(LARGE)])
 @pytest.mark.parametrize("credits", [0, None])
-def test_a_request_canceled_at_every_await(
-    run: Run, *, late: bool, size: int, credits: int | None
+async def test_a_request_canceled_at_every_await(
+    *, late: bool, size: int, credits: int | None
 ) -> None:
     """Without credits it waits for room, too; afterwards numbers and limits are as before."""
 
@@ -488,18 +383,15 @@ def test_a_request_canceled_at_every_await(
         await task
         await part(client, server)
 
-    async def main() -> None:
-        for steps in every_step(late=late):
-            await scenario(steps)
-            assert steps.at < 20
-        assert steps.at > 1
-
-    run(main())
+    for steps in every_step(late=late):
+        await scenario(steps)
+        assert steps.at < 20
+    assert steps.at > 1
 
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("size", [1, len(LARGE)])
-def test_a_reply_canceled_at_every_await(run: Run, *, late: bool, size: int) -> None:
+async def test_a_reply_canceled_at_every_await(*, late: bool, size: int) -> None:
     """The caller gets the whole answer or an error, and the limits are as before."""
 
     async def scenario(steps: Steps) -> None:
@@ -525,16 +417,13 @@ def test_a_reply_canceled_at_every_await(run: Run, *, late: bool, size: int) -> 
         assert held_of(server.exchange.served) == (0, *NOTHING)
         await part(client, server)
 
-    async def main() -> None:
-        for steps in every_step(late=late):
-            await scenario(steps)
-        assert steps.at > 1
-
-    run(main())
+    for steps in every_step(late=late):
+        await scenario(steps)
+    assert steps.at > 1
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_wait_for_requests_canceled_at_every_await(run: Run, *, late: bool) -> None:
+async def test_a_wait_for_requests_canceled_at_every_await(*, late: bool) -> None:
     """No request is lost: another task gets it."""
 
     async def scenario(steps: Steps) -> None:
@@ -551,16 +440,13 @@ def test_a_wait_for_requests_canceled_at_every_await(run: Run, *, late: bool) ->
         assert await asking == b"!"
         await part(client, server)
 
-    async def main() -> None:
-        for steps in every_step(late=late):
-            await scenario(steps)
-        assert steps.at > 1
-
-    run(main())
+    for steps in every_step(late=late):
+        await scenario(steps)
+    assert steps.at > 1
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_the_line_for_the_grant_canceled_at_every_await(run: Run, *, late: bool) -> None:
+async def test_the_line_for_the_grant_canceled_at_every_await(*, late: bool) -> None:
     async def scenario(steps: Steps) -> None:
         client, server = await joined()
         requests = server.requests(limit=1)
@@ -585,74 +471,75 @@ def test_the_line_for_the_grant_canceled_at_every_await(run: Run, *, late: bool)
         await part(client, server)
         await answering
 
-    async def main() -> None:
-        for steps in every_step(late=late):
-            await scenario(steps)
-        assert steps.at > 1
-
-    run(main())
+    for steps in every_step(late=late):
+        await scenario(steps)
+    assert steps.at > 1
 
 
 # The end
 
 
-def test_at_the_end_all_waits_end(run: Run) -> None:
-    async def main() -> None:
-        client, server = await joined()
-        requests = server.requests(limit=2)
-        await settle()
-        asking = [asyncio.create_task(client.request(b"?")) for _ in range(4)]
-        request = await anext(requests)
-        client.end()
-        server.end()
-        results: list[Any] = await asyncio.gather(*asking, return_exceptions=True)
-        assert [type(result) for result in results] == [ConnectionLostError] * 4
-        assert [result.request_sent for result in results] == [True, True, False, False]
-        assert len({id(result) for result in results}) == 4
-        assert request.canceled
-        with pytest.raises(ConnectionLostError):
-            await anext(requests)
-        await request.reply(b"nobody waits")
-        with pytest.raises(ConnectionLostError):
-            await client.request(b"?")
-        await part(client, server)
-
-    run(main())
+async def test_at_the_end_all_waits_end() -> None:
+    client, server = await joined()
+    requests = server.requests(limit=2)
+    await settle()
+    asking = [asyncio.create_task(client.request(b"?")) for _ in range(4)]
+    request = await anext(requests)
+    client.end()
+    server.end()
+    results: list[Any] = await asyncio.gather(*asking, return_exceptions=True)
+    assert [type(result) for result in results] == [ConnectionLostError] * 4
+    assert [result.request_sent for result in results] == [True, True, False, False]
+    assert len({id(result) for result in results}) == 4
+    assert request.canceled
+    with pytest.raises(ConnectionLostError):
+        await anext(requests)
+    await request.reply(b"nobody waits")
+    with pytest.raises(ConnectionLostError):
+        await client.request(b"?")
+    await part(client, server)
 
 
-def test_the_reader_that_is_canceled_ends_all(run: Run) -> None:
-    """As `asyncio.run` does at its end."""
-
-    async def main() -> None:
-        client = await lone()
+async def test_numbers_wrap_and_skip_those_in_use() -> None:
+    client, server = await joined()
+    requests = server.requests()
+    first = asyncio.create_task(client.request(b"first"))
+    kept = await anext(requests)
+    set_number(client.exchange.calls, ANSWER_BODY - 2)
+    for expected in (ANSWER_BODY - 1, 0, 2, 3):
         asking = asyncio.create_task(client.request(b"?"))
-        await settle()
-        for task in asyncio.all_tasks() - {asyncio.current_task(), asking}:
-            task.cancel()
-        with pytest.raises(ResourceClosedError, match="canceled"):
-            await asking
-        with pytest.raises(ResourceClosedError, match="canceled"):
-            await client.request(b"?")
-        await part(client)
-
-    run(main())
+        request = await anext(requests)
+        assert number_of(request) == expected
+        await request.reply()
+        await asking
+    await kept.reply(b"last")
+    assert await first == b"last"
+    await part(client, server)
 
 
-def test_numbers_wrap_and_skip_those_in_use(run: Run) -> None:
-    async def main() -> None:
-        client, server = await joined()
-        requests = server.requests()
-        first = asyncio.create_task(client.request(b"first"))
-        kept = await anext(requests)
-        set_number(client.exchange.calls, ANSWER_BODY - 2)
-        for expected in (ANSWER_BODY - 1, 0, 2, 3):
-            asking = asyncio.create_task(client.request(b"?"))
-            request = await anext(requests)
-            assert number_of(request) == expected
-            await request.reply()
-            await asking
-        await kept.reply(b"last")
-        assert await first == b"last"
-        await part(client, server)
-
-    run(main())
+async def test_a_request_that_is_dropped_elsewhere_while_it_is_canceled_ends_once() -> None:
+    """Its finalizer, in another thread, is told to the loop later than a CANCEL that has come."""
+    client, server = await joined()
+    requests = server.requests()
+    asking = asyncio.create_task(client.request(b"x"))
+    await settle()
+    held = [await anext(requests)]
+    await settle()
+    client.peer, sent = None, len(client.sent)  # the CANCEL is on its way
+    asking.cancel()
+    await settle()
+    ((data, imm),) = client.sent[sent:]
+    client.peer, sent = server, len(server.sent)
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    server.arrive(data, imm)
+    server.exchange.read()
+    await settle()
+    assert len(server.sent) == sent + 1
+    assert client.cause is None
+    again = asyncio.create_task(client.request(b"y"))
+    await settle()
+    await (await anext(requests)).reply(b"z")
+    assert await again == b"z"
+    await part(client, server)

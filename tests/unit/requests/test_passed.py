@@ -7,19 +7,15 @@ import pytest
 from aiordma import RequestDeadlineError
 from tests.inside.requests import held_by
 
-from ..conftest import Run
 from .pipe import lone, part
 
 
 @pytest.mark.parametrize("left", [0, -0.5])
-def test_a_deadline_that_has_passed_sends_nothing(run: Run, left: float) -> None:
-    async def main() -> None:
-        client = await lone()
-        with pytest.raises(RequestDeadlineError, match="had passed") as caught:
-            await client.request(b"?", left)
-        assert isinstance(caught.value, TimeoutError)
-        assert held_by(client.exchange.calls) == (0, 0, 0)
-        assert not client.sent
-        await part(client)
-
-    run(main())
+async def test_a_deadline_that_has_passed_sends_nothing(left: float) -> None:
+    client = await lone()
+    with pytest.raises(RequestDeadlineError, match="had passed") as caught:
+        await client.request(b"?", left)
+    assert isinstance(caught.value, TimeoutError)
+    assert held_by(client.exchange.calls) == (0, 0, 0)
+    assert not client.sent
+    await part(client)

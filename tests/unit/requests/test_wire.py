@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,10 +12,11 @@ from aiordma import (
     Message,
     RequestDeadlineError,
     RequestError,
-    RequestOverloadedError,
     RequestRefusedError,
     RequestUnknownError,
 )
+from aiordma._core import CallTable
+from aiordma.error_words import CASE_HINTS
 from aiordma.requests.wire import (
     BODY_FOLLOWS,
     GIVEN_UP,
@@ -26,7 +29,6 @@ from aiordma.requests.wire import (
     error_frame,
     error_of,
     frame,
-    microseconds,
     parse,
 )
 
@@ -79,8 +81,11 @@ def test_no_bytes_raise_anything_else(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("seconds", "number"), [(1.5, 1_500_000), (1e-9, 1), (-3, 1), (0, 1), (1e300, 10**18)]
 )
-def test_the_time_that_is_left(seconds: float, number: int) -> None:
-    assert microseconds(seconds) == number
+async def test_the_time_that_is_left(seconds: float, number: int) -> None:
+    table = CallTable(None, None, 1, 1, 1)
+    call = table.enter(asyncio.get_running_loop(), 0, 1.0, 1.0)
+    assert parse(message(call.header(seconds, 0))) == (Kind.REQUEST, 0, call.number, number)
+    assert parse(message(call.header(None, BODY_FOLLOWS)))[1:] == (BODY_FOLLOWS, call.number, 0)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +95,7 @@ def test_the_time_that_is_left(seconds: float, number: int) -> None:
         (TimeoutError("late"), ErrorCode.RAISED, RequestError),
         (RequestError("no"), ErrorCode.RAISED, RequestError),
         (RequestRefusedError("no"), ErrorCode.REFUSED, RequestRefusedError),
-        (RequestOverloadedError("no"), ErrorCode.OVERLOADED, RequestOverloadedError),
+        (RequestRefusedError("no", try_again=True), ErrorCode.OVERLOADED, RequestRefusedError),
         (RequestUnknownError("no"), ErrorCode.UNKNOWN, RequestUnknownError),
         (RequestDeadlineError("no"), ErrorCode.DEADLINE, RequestDeadlineError),
         (type("Own", (RequestUnknownError,), {})("no"), ErrorCode.UNKNOWN, RequestUnknownError),
@@ -100,6 +105,9 @@ def test_errors_arrive_as_their_class(exc: Exception, code: int, kind: type[Exce
     assert code_of(exc) == code
     error = error_of(code, f"{type(exc).__name__}\0{exc}".encode())
     assert type(error) is kind
+    again = code == ErrorCode.OVERLOADED
+    assert getattr(error, "try_again", False) is again
+    assert (error.hint == CASE_HINTS["overloaded"]) is again
     assert error.remote_type == type(exc).__name__
     assert str(exc) in str(error)
     if kind is RequestError:

@@ -22,10 +22,10 @@ from aiordma.rsocket import (
     Kind,
     Mapping,
     Place,
-    Post,
 )
 
 from . import forms
+from .whole import Post
 
 TABLE_SIZE = TABLE_LENGTH * DESCRIPTOR_SIZE
 _UNREAD = b"\1"
@@ -49,10 +49,9 @@ class Side:
         slots: int = 0,
         base: int = 0x7F00_0000_1000,
     ) -> None:
-        self.ring = Place(base, 0x1100 + (base & 0xFF), ring)
+        self.ring, self.ring_memory = forms.memory_of(ring, 0x1100 + (base & 0xFF))
         table = Place(base + (1 << 24), 0x2200, TABLE_SIZE + slots * IOMAP_SLOT_SIZE)
         self.table = table
-        self.ring_memory = bytearray(ring)
         self.table_memory = bytearray(table.size)
         self.credit = credit
         self.send_depth = send_depth
@@ -86,6 +85,7 @@ class Side:
         if not self.machine.room:
             return 0
         start = len(self.sent)
+        self._collect()
         post = self.machine.write(size)
         data = bytes((start + i) * 7 % 251 for i in range(post.length))
         self.sent += data
@@ -97,28 +97,36 @@ class Side:
         """Post every control message that may go."""
         count = 0
         while (post := self.machine.next_control()) is not None:
-            assert len(post.payload) == post.length
-            if post.word >> 29 == Kind.IOMAP:
-                self.mappings_posted += 1
-            elif post.length:
-                self.advertised += 1
-            self.control.append(post.word)
-            self._post(post, post.payload)
+            self._control(post)
             count += 1
         return count
+
+    def _collect(self) -> None:
+        """See the control messages that were posted when bytes were read."""
+        while self.machine.posted:
+            self._control(self.machine.posted.popleft())
+
+    def _control(self, post: Post) -> None:
+        assert len(post.payload) == post.length
+        if post.word >> 29 == Kind.IOMAP:
+            self.mappings_posted += 1
+        elif post.length:
+            self.advertised += 1
+        self.control.append(post.word)
+        self._post(post, post.payload)
 
     def publish(self, number: int) -> None:
         """Publish a mapping, if the peer has a slot for it."""
         mapping = Mapping(number, 0xA000, 0x99, number)
         with contextlib.suppress(OSError):
-            self.published[self.machine.iomap.publish(mapping)] = mapping
+            self.published[self.machine.publish(mapping)] = mapping
 
     def withdraw(self) -> None:
         """Give a slot back that the peer has surely seen, so that it is used again."""
         if self.published and not self.machine.iomap.pending:
             slot = next(iter(self.published))
             del self.published[slot]
-            self.machine.iomap.withdraw(slot)
+            self.machine.withdraw(slot)
 
     def handle(self) -> bool:
         """Handle the next word that has landed."""
@@ -137,13 +145,14 @@ class Side:
         return True
 
     def read(self, size: int) -> int:
-        """Take at most `size` bytes, without wrapping around."""
-        offset, length = self.machine.peek()
-        length = min(length, size)
-        if length:
-            self.received += self.ring_memory[offset : offset + length]
-            self.unread[offset : offset + length] = bytes(length)
-            self.machine.consume(length)
+        """Take at most `size` bytes."""
+        length = min(self.machine.readable, size)
+        start = len(self.received)
+        # An update may go as soon as they are read.
+        for at in range(start, start + length):
+            self.unread[at % self.ring.size] = 0
+        self.received += self.machine.read(length)
+        self._collect()
         return length
 
     # -- what the adapters do

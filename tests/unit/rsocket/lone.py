@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from aiordma.rsocket import Descriptor, Hello, Place, Post
+from aiordma.rsocket import Descriptor, Hello, Place
 
 from . import forms
+from .whole import Post
 
 DISCONNECT, KEEPALIVE, SHUTDOWN = 0xE0000000, 0xE0000001, 0xE0000002
 PEER = Hello(
@@ -31,8 +32,9 @@ class Lone:
         open_: bool = True,
     ) -> None:
         self.table = bytearray(32 + 24 * slots)
+        self.ring, self.ring_memory = forms.memory_of(64, 0x11)
         self.machine = forms.new(
-            ring=Place(0x1000, 0x11, 64),
+            ring=self.ring,
             table=Place(0x2000, 0x22, len(self.table)),
             memory=memoryview(self.table),
             credits=credit,

@@ -53,9 +53,8 @@ def test_a_mapping_goes_before_data() -> None:
     side = Side()
     machine = side.machine
     assert machine.room == 100
-    assert side.iomap.publish(Mapping(7, 0xABCDE, 0x99, 4096)) == 0
+    assert side.machine.publish(Mapping(7, 0xABCDE, 0x99, 4096)) == 0
     assert machine.room == 0
-    assert machine.unsent_control
     post = machine.next_control()
     assert post is not None
     assert post[:4] == (0x10020, 0x77, 24, 0xC0000000)
@@ -69,15 +68,14 @@ def test_a_mapping_goes_before_data() -> None:
 def test_it_takes_a_credit() -> None:
     side = Side(credit=2)
     machine = side.machine
-    side.iomap.publish(Mapping(0, 0xA000, 1, 10))
+    side.machine.publish(Mapping(0, 0xA000, 1, 10))
     post = machine.next_control()
     assert post is not None
     data = machine.write(5)
     assert data.addr == 0x20000  # no space was taken
     assert machine.room == 0
-    side.iomap.publish(Mapping(10, 0xB000, 2, 10))
+    side.machine.publish(Mapping(10, 0xB000, 2, 10))
     assert machine.next_control() is None
-    assert not machine.unsent_control
     machine.on_word(0x80000003)  # one message more
     post = machine.next_control()
     assert post is not None
@@ -90,7 +88,7 @@ def test_it_needs_no_space() -> None:
     machine = side.machine
     machine.write(100)
     assert machine.room == 0
-    side.iomap.publish(Mapping(0, 0xA000, 1, 10))
+    side.machine.publish(Mapping(0, 0xA000, 1, 10))
     assert machine.next_control() is not None
     side.table[16:32] = Descriptor(0x30000, 0x99, 50).pack(BIG_ENDIAN)
     machine.on_word(0x80000000 | 6)
@@ -99,7 +97,7 @@ def test_it_needs_no_space() -> None:
 
 def test_two_work_requests_on_iwarp() -> None:
     side = Side(iwarp=True)
-    side.iomap.publish(Mapping(0, 0xA000, 1, 10))
+    side.machine.publish(Mapping(0, 0xA000, 1, 10))
     post = side.machine.next_control()
     assert post is not None
     assert post.wrs == 2
@@ -109,7 +107,7 @@ def test_two_work_requests_on_iwarp() -> None:
 
 def test_byte_order_of_the_peer() -> None:
     side = Side(big_endian=True)
-    side.iomap.publish(Mapping(1, 2, 3, 4))
+    side.machine.publish(Mapping(1, 2, 3, 4))
     post = side.machine.next_control()
     assert post is not None
     assert post.payload == struct.pack(">QQII", 1, 2, 3, 4)
@@ -117,15 +115,15 @@ def test_byte_order_of_the_peer() -> None:
 
 def test_slots_are_used_again() -> None:
     side = Side(theirs=2)
-    iomap = side.iomap
+    machine = side.machine
     mappings = [Mapping(10 * n, 0xA000, n, 10) for n in range(3)]
-    assert [iomap.publish(mapping) for mapping in mappings[:2]] == [0, 1]
+    assert [machine.publish(mapping) for mapping in mappings[:2]] == [0, 1]
     with pytest.raises(OSError, match="2 mappings") as caught:
-        iomap.publish(mappings[2])
+        machine.publish(mappings[2])
     assert caught.value.errno == errno.ENOBUFS
-    iomap.withdraw(0)  # before it was said
-    assert iomap.publish(mappings[2]) == 0
-    posts = [post for post in iter(side.machine.next_control, None) if post.payload]
+    machine.withdraw(0)  # before it was said
+    assert machine.publish(mappings[2]) == 0
+    posts = [post for post in iter(machine.next_control, None) if post.payload]
     assert [(post.word & 1, post.payload) for post in posts] == [
         (1, SLOT.pack(*mappings[1])),
         (0, SLOT.pack(*mappings[2])),
@@ -134,21 +132,21 @@ def test_slots_are_used_again() -> None:
 
 def test_a_peer_without_slots() -> None:
     with pytest.raises(OSError, match="0 mappings"):
-        Side(theirs=0).iomap.publish(Mapping(0, 1, 2, 3))
+        Side(theirs=0).machine.publish(Mapping(0, 1, 2, 3))
 
 
 @pytest.mark.parametrize(("offset", "length"), [(-1, 5), (0, 0), (0, 1 << 32), ((1 << 63) - 4, 5)])
 def test_offsets_that_do_not_fit(offset: int, length: int) -> None:
     side = Side()
     with pytest.raises(ValueError, match="63 bits"):
-        side.iomap.publish(Mapping(offset, 0, 0, length))
+        side.machine.publish(Mapping(offset, 0, 0, length))
     assert not side.iomap.pending
 
 
 def test_nothing_is_published_after_the_end() -> None:
     side = Side(credit=1)
     side.machine.write(5)
-    side.iomap.publish(Mapping(0, 0xA000, 1, 10))
+    side.machine.publish(Mapping(0, 0xA000, 1, 10))
     side.machine.shutdown()
     post = side.machine.next_control()
     assert post is not None

@@ -4,447 +4,325 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import itertools
 import math
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from aiordma import (
-    ConnectionConfig,
     ConnectionLostError,
     ConnectionRejectedError,
     Pool,
-    PoolTimeoutError,
     ResourceClosedError,
 )
 from tests.device.stepping import Steps, every_step, run_canceled
-from tests.inside.service import connections_of, pools_connect_by, prove_after, users_of
+from tests.inside.service import prove_after, users_of
 
-from ..conftest import LIMIT_S, Run, settle
-
-
-class Fake:
-    """A connection."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._over = asyncio.get_running_loop().create_future()
-        self._carries_requests = False
-        self.requests: list[bytes] = []
-        server.made.append(self)
-
-    def is_closing(self) -> bool:
-        return self._over.done()
-
-    def abort(self) -> None:
-        if not self._over.done():
-            self._over.set_result(None)
-
-    async def close(self) -> None:
-        self.abort()
-        await asyncio.sleep(0)
-
-    async def wait_closed(self) -> None:
-        await asyncio.shield(self._over)
-        await self._server.ended.wait()
-
-    async def request(self, buf: bytes, *, timeout: float | None = None, into: Any = None) -> bytes:
-        assert into is None
-        self.requests.append(buf)
-        self._carries_requests = True
-        if self._server.breaks:
-            sent = self._server.breaks.pop()
-            if not self._server.ends_late:
-                self.abort()
-            error = ConnectionLostError(errno.ECONNRESET, "lost")
-            error.request_sent = sent
-            raise error
-        await self._server.answering.wait()
-        return buf
+from ..conftest import LIMIT_S, settle
+from .pooled import Serve, Server, new_pool, nothing_left, until
 
 
-class Server:
-    """What connections are made to.
-
-    Attributes:
-        up: Whether it accepts.
-        made: All connections.
-        attempts: When a connect began.
-        breaks: Requests that break their connection: whether they were sent.
-        ends_late: Whether a broken connection is not closed at once.
-        answering: Whether requests are answered.
-        ended: Whether connections that are over have ended.
-    """
-
-    def __init__(self) -> None:
-        self.up = True
-        self.made: list[Any] = []
-        self.attempts: list[float] = []
-        self.breaks: list[bool] = []
-        self.ends_late = False
-        self.answering = asyncio.Event()
-        self.answering.set()
-        self.ended = asyncio.Event()
-        self.ended.set()
-
-    async def connect(
-        self, host: str, port: int, *, config: ConnectionConfig | None, memory: None = None
-    ) -> Fake:
-        self.attempts.append(asyncio.get_running_loop().time())
-        await asyncio.sleep(0)
-        if not self.up:
-            raise ConnectionRejectedError(errno.ECONNREFUSED, "no program listens")
-        return Fake(self)
-
-    @property
-    def live(self) -> list[Fake]:
-        return [each for each in self.made if not each.is_closing()]
-
-
-Serve = Callable[[], Server]
-
-
-@pytest.fixture
-def new_server(monkeypatch: pytest.MonkeyPatch) -> Serve:
-    """Makes a server, to which pools connect from then on."""
-
-    def make() -> Server:
-        server = Server()
-        pools_connect_by(monkeypatch, server.connect)
-        return server
-
-    return make
-
-
-async def until(condition: Callable[[], object]) -> None:
-    end = asyncio.get_running_loop().time() + LIMIT_S / 4
-    while not condition():
-        assert asyncio.get_running_loop().time() < end, "it does not come true"
-        await asyncio.sleep(0.001)
-
-
-def new_pool(**options: Any) -> Pool:
-    values: dict[str, Any] = {"host": "server", "port": 7, "timeout": 5.0}
-    return Pool(**(values | options))
-
-
-async def nothing_left(server: Server) -> None:
-    await settle()
-    assert not server.live
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-def test_it_opens_the_smallest_size_and_grows_to_the_largest(run: Run, new_server: Serve) -> None:
-    async def main() -> None:
-        server = new_server()
-        async with new_pool(min_size=2, max_size=3) as pool:
-            assert repr(pool) == "<Pool open to server port 7, 0 connections>"
-            await pool.wait()
-            assert (pool.stats.size, pool.stats.available) == (2, 2)
-            async with pool.connection() as a, pool.connection() as b, pool.connection() as c:
-                assert len({a, b, c}) == 3
-                assert (pool.stats.size, pool.stats.available) == (3, 0)
-                waiting = asyncio.create_task(pool.connection().__aenter__())
-                await settle()
-                assert pool.stats.waiting == 1
-                assert len(server.made) == 3
-                waiting.cancel()
-                await asyncio.wait([waiting])
-            assert pool.stats.available == 3
-            assert pool.stats.leases == 3
-        assert repr(pool) == "<Pool closed to server port 7, 0 connections>"
-        await nothing_left(server)
-
-    run(main())
-
-
-def test_without_a_smallest_size_it_opens_when_asked(run: Run, new_server: Serve) -> None:
-    async def main() -> None:
-        server = new_server()
-        async with new_pool(min_size=0) as pool:
+async def test_it_opens_the_smallest_size_and_grows_to_the_largest(new_server: Serve) -> None:
+    server = new_server()
+    async with new_pool(min_size=2, max_size=3) as pool:
+        assert repr(pool) == "<Pool open to server port 7, 0 connections>"
+        await pool.wait()
+        assert (pool.stats.size, pool.stats.available) == (2, 2)
+        async with pool.connection() as a, pool.connection() as b, pool.connection() as c:
+            assert len({a, b, c}) == 3
+            assert (pool.stats.size, pool.stats.available) == (3, 0)
+            waiting = asyncio.create_task(pool.connection().__aenter__())
             await settle()
-            assert not server.made
-            assert await pool.request(b"?") == b"?"
-            assert len(server.made) == 1
-        await nothing_left(server)
-
-    run(main())
-
-
-def test_tasks_in_line_are_served_in_turn(run: Run, new_server: Serve) -> None:
-    async def main() -> None:
-        server = new_server()
-        order: list[int] = []
-        async with new_pool(max_size=1) as pool:
-
-            async def use(number: int) -> None:
-                async with pool.connection():
-                    order.append(number)
-                    await asyncio.sleep(0)
-
-            await asyncio.gather(*(use(number) for number in range(10)))
-        assert order == list(range(10))
-        assert len(server.made) == 1
-        await nothing_left(server)
-
-    run(main())
+            assert pool.stats.waiting == 1
+            assert len(server.made) == 3
+            waiting.cancel()
+            await asyncio.wait([waiting])
+        assert pool.stats.available == 3
+        assert pool.stats.leases == 3
+    assert repr(pool) == "<Pool closed to server port 7, 0 connections>"
+    await nothing_left(server)
 
 
-def test_requests_share_and_lent_connections_are_alone(run: Run, new_server: Serve) -> None:
-    async def main() -> None:
-        server = new_server()
-        async with new_pool(max_size=1) as pool:
-            server.answering.clear()
-            asking = [asyncio.create_task(pool.request(b"%d" % n)) for n in range(5)]
-            await until(lambda: server.made and len(server.made[0].requests) == 5)
-            lent = pool.connection()
-            lending = asyncio.create_task(lent.__aenter__())
-            await settle()
-            # A task waits for a connection of its own: new requests stand behind it.
-            later = asyncio.create_task(pool.request(b"later"))
-            await settle()
-            assert (pool.stats.waiting, len(server.made[0].requests)) == (2, 5)
-            server.answering.set()
-            assert await asyncio.gather(*asking) == [b"%d" % n for n in range(5)]
-            connection = await lending
-            await settle()
-            assert not later.done()
-            assert connection is server.made[0]
-            await lent.__aexit__(None, None, None)
-            assert await later == b"later"
-        await nothing_left(server)
+async def test_tasks_in_line_are_served_in_turn(new_server: Serve) -> None:
+    server = new_server()
+    order: list[int] = []
+    async with new_pool(max_size=1) as pool:
 
-    run(main())
-
-
-def test_many_requests_open_further_connections(run: Run, new_server: Serve) -> None:
-    async def main() -> None:
-        server = new_server()
-        async with new_pool(max_size=3) as pool:
-            server.answering.clear()
-            asking = []
-            for _ in range(150):
-                asking.append(asyncio.create_task(pool.request(b"?")))
-                await settle(2)
-            counts = sorted(len(each.requests) for each in server.made)
-            assert len(counts) == 3
-            assert counts[0] >= 30
-            server.answering.set()
-            await asyncio.gather(*asking)
-            assert pool.stats.requests == 150
-        await nothing_left(server)
-
-    run(main())
-
-
-def test_the_wait_has_a_bound_and_names_the_cause(run: Run, new_server: Serve) -> None:
-    async def main() -> None:
-        server = new_server()
-        async with new_pool(max_size=1, timeout=0.5) as pool:
+        async def use(number: int) -> None:
             async with pool.connection():
-                with pytest.raises(PoolTimeoutError, match="no connection of the pool was free"):
-                    async with pool.connection():
-                        pass
-                with pytest.raises(PoolTimeoutError):
-                    await pool.request(b"?", timeout=0.01)
-            assert pool.stats.timeouts == 2
-        server.up = False
-        async with new_pool(timeout=0.5) as pool:
-            with pytest.raises(PoolTimeoutError, match="no program listens") as caught:
-                await pool.request(b"?")
-            assert isinstance(caught.value.__cause__, ConnectionRejectedError)
-            with pytest.raises(TypeError, match="a request"):  # for which no connection is needed
-                await pool.request("text")
-            with pytest.raises(PoolTimeoutError, match=r"opened 0 of 1.*no program listens"):
-                await pool.wait()
-            assert pool.stats.errors
-        await nothing_left(server)
+                order.append(number)
+                await asyncio.sleep(0)
 
-    run(main())
+        await asyncio.gather(*(use(number) for number in range(10)))
+    assert order == list(range(10))
+    assert len(server.made) == 1
+    await nothing_left(server)
+
+
+async def test_requests_share_and_lent_connections_are_alone(new_server: Serve) -> None:
+    server = new_server()
+    async with new_pool(max_size=1) as pool:
+        server.answering.clear()
+        asking = [asyncio.create_task(pool.request(b"%d" % n)) for n in range(5)]
+        await until(lambda: server.made and len(server.made[0].requests) == 5)
+        lent = pool.connection()
+        lending = asyncio.create_task(lent.__aenter__())
+        await settle()
+        # A task waits for a connection of its own: new requests stand behind it.
+        later = asyncio.create_task(pool.request(b"later"))
+        await settle()
+        assert (pool.stats.waiting, len(server.made[0].requests)) == (2, 5)
+        server.answering.set()
+        assert await asyncio.gather(*asking) == [b"%d" % n for n in range(5)]
+        connection = await lending
+        await settle()
+        assert not later.done()
+        assert connection is server.made[0]
+        await lent.__aexit__(None, None, None)
+        assert await later == b"later"
+    await nothing_left(server)
+
+
+async def test_what_is_kept_for_those_behind_is_not_kept_from_the_first(
+    new_server: Serve,
+) -> None:
+    server = new_server()
+    async with new_pool(min_size=2, max_size=2) as pool:
+        await pool.wait()
+        server.answering.clear()
+        asking = asyncio.create_task(pool.request(b"long"))
+        await settle()
+        lent = pool.connection()
+        await lent.__aenter__()
+
+        async def lend() -> None:
+            async with pool.connection():
+                await server.answering.wait()
+
+        # The one with the request is kept for the first of these.
+        line = [asyncio.create_task(work) for work in (lend(), pool.request(b"short"), lend())]
+        await settle()
+        assert pool.stats.waiting == 3
+        await lent.__aexit__(None, None, None)
+        await settle()
+        assert pool.stats.waiting == 1
+        assert sorted(len(each.requests) for each in server.made) == [0, 2]
+        server.answering.set()
+        await asyncio.gather(asking, *line)
+    await nothing_left(server)
+
+
+async def test_many_requests_open_further_connections(new_server: Serve) -> None:
+    server = new_server()
+    async with new_pool(max_size=3) as pool:
+        server.answering.clear()
+        asking = []
+        for _ in range(150):
+            asking.append(asyncio.create_task(pool.request(b"?")))
+            await settle(2)
+        counts = sorted(len(each.requests) for each in server.made)
+        assert len(counts) == 3
+        assert counts[0] >= 30
+        server.answering.set()
+        await asyncio.gather(*asking)
+        assert pool.stats.requests == 150
+    await nothing_left(server)
+
+
+async def test_the_wait_has_a_bound_and_names_the_cause(new_server: Serve) -> None:
+    server = new_server()
+    async with new_pool(max_size=1, timeout=0.5) as pool:
+        async with pool.connection():
+            with pytest.raises(TimeoutError, match="no connection of the pool was free"):
+                async with pool.connection():
+                    pass
+            with pytest.raises(TimeoutError):
+                await pool.request(b"?", timeout=0.01)
+        assert pool.stats.timeouts == 2
+    server.up = False
+    async with new_pool(timeout=0.5) as pool:
+        with pytest.raises(TimeoutError, match="no program listens") as caught:
+            await pool.request(b"?")
+        assert isinstance(caught.value.__cause__, ConnectionRejectedError)
+        with pytest.raises(TypeError, match="a request"):  # for which no connection is needed
+            await pool.request("text")
+        with pytest.raises(TimeoutError, match=r"opened 0 of 1.*no program listens"):
+            await pool.wait()
+        assert pool.stats.errors
+    await nothing_left(server)
 
 
 @pytest.mark.parametrize("left", [0, -0.5])
-def test_a_deadline_that_has_passed(run: Run, new_server: Serve, left: float) -> None:
-    async def main() -> None:
-        server = new_server()
-        async with new_pool(min_size=0, max_size=1) as pool:
-            await pool.wait(left)  # for no connection
-            with pytest.raises(PoolTimeoutError, match="within 0 s"):
-                async with pool.connection(left):
-                    pass
-            assert await pool.request(b"?") == b"?"
-            async with pool.connection(left):  # is free, and lent at once
+async def test_a_deadline_that_has_passed(new_server: Serve, left: float) -> None:
+    server = new_server()
+    async with new_pool(min_size=0, max_size=1) as pool:
+        await pool.wait(left)  # for no connection
+        with pytest.raises(TimeoutError, match="within 0 s"):
+            async with pool.connection(left):
                 pass
-            await pool.close(left)
-        await nothing_left(server)
+        assert await pool.request(b"?") == b"?"
+        async with pool.connection(left):  # is free, and lent at once
+            pass
+        await pool.close(left)
+    await nothing_left(server)
 
-    run(main())
 
-
-def test_pauses_between_attempts_grow_to_a_bound(run: Run, new_server: Serve) -> None:
-    async def main() -> None:
-        server = new_server()
-        server.up = False
-        async with new_pool(max_pause=0.25) as pool:
-            await until(lambda: len(server.attempts) == 5)
-            server.up = True
-            await pool.wait()
-        pauses = [b - a for a, b in itertools.pairwise(server.attempts)]
-        # A timer may be early by its resolution; a busy machine is late.
-        assert len(pauses) >= 4
-        bounds = [0.05, 0.1, 0.125, 0.125, 0.125][: len(pauses)]
-        assert [low for pause, low in zip(pauses, bounds, strict=True) if pause < low - 0.002] == []
-        assert pauses[0] < 1
-        await nothing_left(server)
-
-    run(main())
+async def test_pauses_between_attempts_grow_to_a_bound(new_server: Serve) -> None:
+    server = new_server()
+    server.up = False
+    async with new_pool(max_pause=0.25) as pool:
+        await until(lambda: len(server.attempts) == 5)
+        server.up = True
+        await pool.wait()
+    pauses = [b - a for a, b in itertools.pairwise(server.attempts)]
+    # A timer may be early by its resolution; a busy machine is late.
+    assert len(pauses) >= 4
+    bounds = [0.05, 0.1, 0.125, 0.125, 0.125][: len(pauses)]
+    assert [low for pause, low in zip(pauses, bounds, strict=True) if pause < low - 0.002] == []
+    assert pauses[0] < 1
+    await nothing_left(server)
 
 
 @pytest.mark.parametrize("how", ["unused", "requests", "check"])
-def test_a_server_that_accepts_and_fails_is_not_connected_to_without_a_pause(
-    run: Run, new_server: Serve, how: str
+async def test_a_server_that_accepts_and_fails_is_not_connected_to_without_a_pause(
+    new_server: Serve, how: str
 ) -> None:
     async def fails(_: Any) -> None:
         raise ZeroDivisionError
 
-    async def main() -> None:
-        server = new_server()
-        server.breaks = [True] * 10_000
-        pool = new_pool(max_pause=0.4, timeout=0.5, check=fails if how == "check" else None)
-        async with pool:
-            end = asyncio.get_running_loop().time() + 0.5
-            while asyncio.get_running_loop().time() < end:
-                if how == "requests":
-                    with contextlib.suppress(ConnectionLostError, PoolTimeoutError):
-                        await pool.request(b"?", timeout=0.5, idempotent=True)
-                elif how == "check":
-                    with pytest.raises(PoolTimeoutError, match="failed the check"):
-                        async with pool.connection():
-                            pass
-                else:
-                    for each in server.live:
-                        each.abort()
-                    await asyncio.sleep(0.001)
-            # The pauses are 0.05, 0.1, 0.2, 0.2 s at least.
-            assert 2 <= len(server.attempts) <= 6
-        await nothing_left(server)
-
-    run(main())
-
-
-def test_exceptions_of_the_program_cause_no_pause(run: Run, new_server: Serve) -> None:
-    async def main() -> None:
-        server = new_server()
-        async with new_pool(max_pause=100.0) as pool:
-            for _ in range(20):  # the pauses would have come to 100 s
-                with pytest.raises(ZeroDivisionError):
+    server = new_server()
+    server.breaks = [True] * 10_000
+    pool = new_pool(max_pause=0.4, timeout=0.5, check=fails if how == "check" else None)
+    async with pool:
+        end = asyncio.get_running_loop().time() + 0.5
+        while asyncio.get_running_loop().time() < end:
+            if how == "requests":
+                with contextlib.suppress(ConnectionLostError, TimeoutError):
+                    await pool.request(b"?", timeout=0.5, idempotent=True)
+            elif how == "check":
+                # The deadline may also fall between a connect and its check.
+                with pytest.raises(TimeoutError, match=r"failed the check|was free within"):
                     async with pool.connection():
-                        raise ZeroDivisionError
-            assert len(server.made) >= 20
-        await nothing_left(server)
+                        pass
+            else:
+                for each in server.live:
+                    each.abort()
+                await asyncio.sleep(0.001)
+        # The pauses are 0.05, 0.1, 0.2, 0.2 s at least.
+        assert 2 <= len(server.attempts) <= 6
+    await nothing_left(server)
 
-    run(main())
+
+async def test_exceptions_of_the_program_cause_no_pause(new_server: Serve) -> None:
+    server = new_server()
+    async with new_pool(max_pause=100.0) as pool:
+        for _ in range(20):  # the pauses would have come to 100 s
+            with pytest.raises(ZeroDivisionError):
+                async with pool.connection():
+                    raise ZeroDivisionError
+        assert len(server.made) >= 20
+    await nothing_left(server)
 
 
-def test_a_connection_that_has_worked_is_replaced_at_once(
-    run: Run, new_server: Serve, monkeypatch: pytest.MonkeyPatch
+async def test_a_connection_that_has_worked_is_replaced_at_once(
+    new_server: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        server = new_server()
-        prove_after(monkeypatch, 0.01)
-        async with new_pool(max_pause=100.0) as pool:
-            for _ in range(20):  # the pauses would have come to 100 s
-                await pool.wait()
-                await asyncio.sleep(0.02)
-                server.made[-1].abort()
-        await nothing_left(server)
-
-    run(main())
-
-
-def test_a_broken_connection_is_replaced(run: Run, new_server: Serve) -> None:
-    async def main() -> None:
-        server = new_server()
-        async with new_pool(min_size=2) as pool:
+    server = new_server()
+    prove_after(monkeypatch, 0.01)
+    async with new_pool(max_pause=100.0) as pool:
+        for _ in range(20):  # the pauses would have come to 100 s
             await pool.wait()
-            server.made[0].abort()
-            await until(lambda: pool.stats.reconnects)
-            assert (pool.stats.size, pool.stats.lost) == (2, 1)
-            assert server.made[0] not in connections_of(pool)
-        await nothing_left(server)
-
-    run(main())
+            await asyncio.sleep(0.02)
+            server.made[-1].abort()
+    await nothing_left(server)
 
 
 @pytest.mark.parametrize(
     ("sent", "idempotent", "again"),
     [(False, False, True), (True, False, False), (True, True, True), (False, True, True)],
 )
-def test_a_request_is_sent_again_only_if_it_may_be(
-    run: Run, new_server: Serve, *, sent: bool, idempotent: bool, again: bool
+async def test_a_request_is_sent_again_only_if_it_may_be(
+    new_server: Serve, *, sent: bool, idempotent: bool, again: bool
 ) -> None:
-    async def main() -> None:
-        server = new_server()
-        server.breaks = [sent]
-        async with new_pool() as pool:
-            if again:
-                assert await pool.request(b"?", idempotent=idempotent) == b"?"
-            else:
-                with pytest.raises(ConnectionLostError):
-                    await pool.request(b"?", idempotent=idempotent)
-            assert pool.stats.retries == again
-            assert sum(len(each.requests) for each in server.made) == 1 + again
-        await nothing_left(server)
-
-    run(main())
-
-
-def test_a_broken_connection_is_left_by_its_users_before_it_is_aborted(
-    run: Run, new_server: Serve
-) -> None:
-    async def main() -> None:
-        server = new_server()
-        server.ends_late = True
-        async with new_pool(max_size=2) as pool:
-            await pool.wait()
-            server.answering.clear()
-            first = asyncio.create_task(pool.request(b"1"))
-            await settle()
-            server.breaks = [False]
-            second = asyncio.create_task(pool.request(b"2"))
-            await until(lambda: len(server.made) == 2)
-            await settle()
-            assert [each.requests for each in server.made] == [[b"1", b"2"], [b"2"]]
-            assert not server.made[0].is_closing()
-            server.answering.set()
-            assert await first == b"1"
-            assert await second == b"2"
-            assert server.made[0].is_closing()
-            await settle()
-            assert pool.stats.lost == 1
-        await nothing_left(server)
-
-    run(main())
-
-
-def test_a_request_that_always_breaks_its_connection_is_given_up(
-    run: Run, new_server: Serve
-) -> None:
-    async def main() -> None:
-        server = new_server()
-        server.breaks = [True] * 10
-        async with new_pool() as pool:
+    server = new_server()
+    server.breaks = [sent]
+    async with new_pool() as pool:
+        if again:
+            assert await pool.request(b"?", idempotent=idempotent) == b"?"
+        else:
             with pytest.raises(ConnectionLostError):
-                await pool.request(b"?", idempotent=True)
-            assert len(server.breaks) == 7
-        await nothing_left(server)
+                await pool.request(b"?", idempotent=idempotent)
+        assert pool.stats.retries == again
+        assert sum(len(each.requests) for each in server.made) == 1 + again
+    await nothing_left(server)
 
-    run(main())
+
+@pytest.mark.parametrize(
+    ("sent", "idempotent", "again"),
+    [(False, False, True), (True, False, False), (True, True, True)],
+)
+async def test_a_request_beside_another_is_sent_again_only_if_it_may_be(
+    new_server: Serve, *, sent: bool, idempotent: bool, again: bool
+) -> None:
+    """It has its connection without a call."""
+    server = new_server()
+    async with new_pool() as pool:
+        await pool.wait()
+        server.answering.clear()
+        other = asyncio.create_task(pool.request(b"other"))
+        await settle()
+        server.breaks = [sent]
+        asking = asyncio.create_task(pool.request(b"?", idempotent=idempotent, timeout=LIMIT_S))
+        await settle()
+        server.answering.set()
+        if again:
+            assert await asking == b"?"
+        else:
+            with pytest.raises(ConnectionLostError):
+                await asking
+        assert await other == b"other"
+        stats = pool.stats
+        assert (stats.requests, stats.retries, stats.lost) == (2, again, 1)
+        assert sum(each.requests.count(b"?") for each in server.made) == 1 + again
+    await nothing_left(server)
+
+
+async def test_a_broken_connection_is_left_by_its_users_before_it_is_aborted(
+    new_server: Serve,
+) -> None:
+    server = new_server()
+    server.ends_late = True
+    async with new_pool(max_size=2) as pool:
+        await pool.wait()
+        server.answering.clear()
+        first = asyncio.create_task(pool.request(b"1"))
+        await settle()
+        server.breaks = [False]
+        second = asyncio.create_task(pool.request(b"2"))
+        await until(lambda: len(server.made) == 2)
+        await settle()
+        assert [each.requests for each in server.made] == [[b"1", b"2"], [b"2"]]
+        assert not server.made[0].is_closing()
+        server.answering.set()
+        assert await first == b"1"
+        assert await second == b"2"
+        assert server.made[0].is_closing()
+        await settle()
+        assert pool.stats.lost == 1
+    await nothing_left(server)
+
+
+async def test_a_request_that_always_breaks_its_connection_is_given_up(new_server: Serve) -> None:
+    server = new_server()
+    server.breaks = [True] * 10
+    async with new_pool() as pool:
+        with pytest.raises(ConnectionLostError):
+            await pool.request(b"?", idempotent=True)
+        assert len(server.breaks) == 7
+    await nothing_left(server)
 
 
 async def ask_and_raise(pool: Pool) -> None:
@@ -453,121 +331,105 @@ async def ask_and_raise(pool: Pool) -> None:
         raise ZeroDivisionError
 
 
-def test_after_an_exception_a_lent_connection_is_dropped(run: Run, new_server: Serve) -> None:
-    async def main() -> None:
-        server = new_server()
-        async with new_pool() as pool:
-            with pytest.raises(ZeroDivisionError):
-                async with pool.connection():
-                    raise ZeroDivisionError
-            assert server.made[0].is_closing()
-            async with pool.connection() as connection:
-                assert connection is not server.made[0]
-            # Requests do not depend on one another.
-            with pytest.raises(ZeroDivisionError):
-                await ask_and_raise(pool)
-            assert not server.made[1].is_closing()
-        await nothing_left(server)
-
-    run(main())
+async def test_after_an_exception_a_lent_connection_is_dropped(new_server: Serve) -> None:
+    server = new_server()
+    async with new_pool() as pool:
+        with pytest.raises(ZeroDivisionError):
+            async with pool.connection():
+                raise ZeroDivisionError
+        assert server.made[0].is_closing()
+        async with pool.connection() as connection:
+            assert connection is not server.made[0]
+        # Requests do not depend on one another.
+        with pytest.raises(ZeroDivisionError):
+            await ask_and_raise(pool)
+        assert not server.made[1].is_closing()
+    await nothing_left(server)
 
 
-def test_a_connection_that_takes_long_to_end_is_counted_once(run: Run, new_server: Serve) -> None:
+async def test_a_connection_that_takes_long_to_end_is_counted_once(new_server: Serve) -> None:
     """Another is there in its place before its end is complete."""
-
-    async def main() -> None:
-        server = new_server()
-        async with new_pool(max_size=1) as pool:
-            await pool.wait()
-            for number in range(1, 4):
-                server.ended.clear()
-                server.made[-1].abort()
-                assert await pool.request(b"?", timeout=LIMIT_S) == b"?"
-                server.ended.set()
-                await settle()
-                stats = pool.stats
-                assert (stats.lost, stats.reconnects) == (number, number)
-        await nothing_left(server)
-
-    run(main())
-
-
-def test_a_check_drops_connections_before_they_are_lent(run: Run, new_server: Serve) -> None:
-    async def main() -> None:
-        server = new_server()
-
-        async def check(connection: Any) -> None:
-            if connection in server.made[:2]:
-                raise TimeoutError
-
-        async with new_pool(check=check) as pool:
-            async with pool.connection() as connection:
-                assert connection is server.made[2]
+    server = new_server()
+    async with new_pool(max_size=1) as pool:
+        await pool.wait()
+        for number in range(1, 4):
+            server.ended.clear()
+            server.made[-1].abort()
+            assert await pool.request(b"?", timeout=LIMIT_S) == b"?"
+            server.ended.set()
             await settle()
-            assert (pool.stats.lost, pool.stats.size, pool.stats.reconnects) == (2, 1, 2)
-
-        async def never(connection: Any) -> None:
-            await asyncio.Event().wait()
-
-        async with new_pool(check=never, timeout=0.02) as pool:
-            await pool.wait(5)
-            with pytest.raises(PoolTimeoutError):
-                async with pool.connection():
-                    pass
-        await nothing_left(server)
-
-    run(main())
+            stats = pool.stats
+            assert (stats.lost, stats.reconnects) == (number, number)
+    await nothing_left(server)
 
 
-def test_idle_and_old_connections_are_closed(run: Run, new_server: Serve) -> None:
-    async def main() -> None:
-        server = new_server()
-        async with new_pool(max_size=3, max_idle=0.02) as pool:
-            async with pool.connection(), pool.connection(), pool.connection():
+async def test_a_check_drops_connections_before_they_are_lent(new_server: Serve) -> None:
+    server = new_server()
+
+    async def check(connection: Any) -> None:
+        if connection in server.made[:2]:
+            raise TimeoutError
+
+    async with new_pool(check=check) as pool:
+        async with pool.connection() as connection:
+            assert connection is server.made[2]
+        await settle()
+        assert (pool.stats.lost, pool.stats.size, pool.stats.reconnects) == (2, 1, 2)
+
+    async def never(connection: Any) -> None:
+        await asyncio.Event().wait()
+
+    async with new_pool(check=never, timeout=0.02) as pool:
+        await pool.wait(5)
+        with pytest.raises(TimeoutError):
+            async with pool.connection():
                 pass
-            await until(lambda: pool.stats.size == 1)
-            await settle()
-            assert (len(server.live), pool.stats.lost) == (1, 0)
-        async with new_pool(max_lifetime=0.02) as pool:
-            async with pool.connection() as old:
-                await asyncio.sleep(0.03)
-                assert not old.is_closing()
-            await until(lambda: old.is_closing())
-            async with pool.connection() as young:
-                assert young is not old
-            await until(lambda: young.is_closing())
-            assert pool.stats.lost == 0
-            await pool.wait()
-        await nothing_left(server)
-
-    run(main())
+    await nothing_left(server)
 
 
-def test_close_waits_for_users_and_then_does_not(run: Run, new_server: Serve) -> None:
-    async def main() -> None:
-        server = new_server()
-        pool = new_pool(max_size=1)
-        await pool.open()
-        async with pool.connection() as connection:
-            in_line = asyncio.create_task(pool.request(b"?"))
-            closing = asyncio.create_task(pool.close())
-            await settle()
-            assert not closing.done()
-            with pytest.raises(ResourceClosedError, match="the pool is closed"):
-                await in_line
-            with pytest.raises(ResourceClosedError):
-                pool.connection()
-            assert not connection.is_closing()
-        await closing
-        await pool.close()
-        pool = new_pool()
-        await pool.open()
-        async with pool.connection() as connection:
-            await pool.close(timeout=0.01)
-            assert connection.is_closing()
-        await nothing_left(server)
+async def test_idle_and_old_connections_are_closed(new_server: Serve) -> None:
+    server = new_server()
+    async with new_pool(max_size=3, max_idle=0.02) as pool:
+        async with pool.connection(), pool.connection(), pool.connection():
+            pass
+        await until(lambda: pool.stats.size == 1)
+        await settle()
+        assert (len(server.live), pool.stats.lost) == (1, 0)
+    async with new_pool(max_lifetime=0.02) as pool:
+        async with pool.connection() as old:
+            await asyncio.sleep(0.03)
+            assert not old.is_closing()
+        await until(lambda: old.is_closing())
+        async with pool.connection() as young:
+            assert young is not old
+        await until(lambda: young.is_closing())
+        assert pool.stats.lost == 0
+        await pool.wait()
+    await nothing_left(server)
 
-    run(main())
+
+async def test_close_waits_for_users_and_then_does_not(new_server: Serve) -> None:
+    server = new_server()
+    pool = new_pool(max_size=1)
+    await pool.open()
+    async with pool.connection() as connection:
+        in_line = asyncio.create_task(pool.request(b"?"))
+        closing = asyncio.create_task(pool.close())
+        await settle()
+        assert not closing.done()
+        with pytest.raises(ResourceClosedError, match="the pool is closed"):
+            await in_line
+        with pytest.raises(ResourceClosedError):
+            pool.connection()
+        assert not connection.is_closing()
+    await closing
+    await pool.close()
+    pool = new_pool()
+    await pool.open()
+    async with pool.connection() as connection:
+        await pool.close(timeout=0.01)
+        assert connection.is_closing()
+    await nothing_left(server)
 
 
 async def hang_and_raise(server: Server) -> None:
@@ -581,74 +443,62 @@ async def hang_and_raise(server: Server) -> None:
         raise ZeroDivisionError
 
 
-def test_an_exception_in_the_block_waits_for_no_user(run: Run, new_server: Serve) -> None:
-    async def main() -> None:
-        server = new_server()
-        begun = asyncio.get_running_loop().time()
-        with pytest.raises(ZeroDivisionError):
-            await hang_and_raise(server)
-        assert asyncio.get_running_loop().time() - begun < 5
-        assert not server.live
-        server.answering.set()
+async def test_an_exception_in_the_block_waits_for_no_user(new_server: Serve) -> None:
+    server = new_server()
+    begun = asyncio.get_running_loop().time()
+    with pytest.raises(ZeroDivisionError):
+        await hang_and_raise(server)
+    assert asyncio.get_running_loop().time() - begun < 5
+    assert not server.live
+    server.answering.set()
+    await settle()
+    await nothing_left(server)
+
+
+async def test_a_close_that_is_canceled_aborts(new_server: Serve) -> None:
+    server = new_server()
+    pool = new_pool()
+    await pool.open()
+    async with pool.connection() as connection:
+        closing = asyncio.create_task(pool.close())
         await settle()
-        await nothing_left(server)
-
-    run(main())
-
-
-def test_a_close_that_is_canceled_aborts(run: Run, new_server: Serve) -> None:
-    async def main() -> None:
-        server = new_server()
-        pool = new_pool()
-        await pool.open()
-        async with pool.connection() as connection:
-            closing = asyncio.create_task(pool.close())
-            await settle()
-            closing.cancel()
-            await asyncio.wait([closing])
-            assert connection.is_closing()
-        await nothing_left(server)
-
-    run(main())
+        closing.cancel()
+        await asyncio.wait([closing])
+        assert connection.is_closing()
+    await nothing_left(server)
 
 
-def test_a_close_while_it_connects_in_vain(run: Run, new_server: Serve) -> None:
-    async def main() -> None:
-        server = new_server()
-        server.up = False
-        async with new_pool(min_size=3, max_pause=60):
-            await until(lambda: len(server.attempts) >= 3)
-        await nothing_left(server)
-
-    run(main())
+async def test_a_close_while_it_connects_in_vain(new_server: Serve) -> None:
+    server = new_server()
+    server.up = False
+    async with new_pool(min_size=3, max_pause=60):
+        await until(lambda: len(server.attempts) >= 3)
+    await nothing_left(server)
 
 
-def test_a_forgotten_pool_warns_and_ends(run: Run, new_server: Serve) -> None:
-    async def main() -> None:
-        server = new_server()
-        pool = new_pool()
-        await pool.open()
-        await pool.wait()
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            del pool
-            gc.collect()
-        text = "unclosed <Pool open to server port 7, 1 connections>"
-        assert [(each.category, str(each.message)) for each in caught] == [(ResourceWarning, text)]
-        await nothing_left(server)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            new_pool()  # not opened: there is nothing to close
-            gc.collect()
-
-    run(main())
+async def test_a_forgotten_pool_warns_and_ends(new_server: Serve) -> None:
+    server = new_server()
+    pool = new_pool()
+    await pool.open()
+    await pool.wait()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        del pool
+        gc.collect()
+    text = "unclosed <Pool open to server port 7, 1 connections>"
+    assert [(each.category, str(each.message)) for each in caught] == [(ResourceWarning, text)]
+    await nothing_left(server)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        new_pool()  # not opened: there is nothing to close
+        gc.collect()
 
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("lends", [False, True])
 @pytest.mark.parametrize("busy", [False, True])
-def test_canceled_at_every_await(
-    run: Run, new_server: Serve, *, late: bool, lends: bool, busy: bool
+async def test_canceled_at_every_await(
+    new_server: Serve, *, late: bool, lends: bool, busy: bool
 ) -> None:
     async def scenario(steps: Steps) -> None:
         server = new_server()
@@ -677,39 +527,33 @@ def test_canceled_at_every_await(
             assert pool.stats.size == 1
         await nothing_left(server)
 
-    async def main() -> None:
-        for steps in every_step(late=late):
-            await scenario(steps)
-        assert steps.at > 1
-
-    run(main())
+    for steps in every_step(late=late):
+        await scenario(steps)
+    assert steps.at > 1
 
 
-def test_not_open_or_elsewhere(run: Run, new_server: Serve) -> None:
-    async def main() -> None:
-        server = new_server()
-        pool = new_pool()
-        assert pool.stats.size == 0
-        assert repr(pool) == "<Pool not open to server port 7, 0 connections>"
-        for call in (pool.wait, lambda: pool.request(b"")):
-            with pytest.raises(RuntimeError, match="not open"):
-                await call()
+async def test_not_open_or_elsewhere(new_server: Serve) -> None:
+    server = new_server()
+    pool = new_pool()
+    assert pool.stats.size == 0
+    assert repr(pool) == "<Pool not open to server port 7, 0 connections>"
+    for call in (pool.wait, lambda: pool.request(b"")):
         with pytest.raises(RuntimeError, match="not open"):
-            pool.connection()
-        await pool.close()
+            await call()
+    with pytest.raises(RuntimeError, match="not open"):
+        pool.connection()
+    await pool.close()
+    await pool.open()
+
+    def elsewhere() -> None:
+        with pytest.raises(RuntimeError, match="another event loop"):
+            asyncio.run(pool.wait())
+
+    await asyncio.to_thread(elsewhere)
+    await pool.close()
+    with pytest.raises(ResourceClosedError):
         await pool.open()
-
-        def elsewhere() -> None:
-            with pytest.raises(RuntimeError, match="another event loop"):
-                asyncio.run(pool.wait())
-
-        await asyncio.to_thread(elsewhere)
-        await pool.close()
-        with pytest.raises(ResourceClosedError):
-            await pool.open()
-        await nothing_left(server)
-
-    run(main())
+    await nothing_left(server)
 
 
 @pytest.mark.parametrize(
@@ -728,16 +572,13 @@ def test_bad_arguments(options: dict[str, Any], kind: type[Exception]) -> None:
         new_pool(**options)
 
 
-def test_bad_arguments_of_calls(run: Run, new_server: Serve) -> None:
-    async def main() -> None:
-        server = new_server()
-        async with new_pool() as pool:
-            for call in (pool.wait, pool.close, lambda seconds: pool.request(b"", timeout=seconds)):
-                with pytest.raises(ValueError, match="timeout"):
-                    await call(math.nan)
+async def test_bad_arguments_of_calls(new_server: Serve) -> None:
+    server = new_server()
+    async with new_pool() as pool:
+        for call in (pool.wait, pool.close, lambda seconds: pool.request(b"", timeout=seconds)):
             with pytest.raises(ValueError, match="timeout"):
-                pool.connection(math.nan)
-            assert pool.stats.requests == 0
-        await nothing_left(server)
-
-    run(main())
+                await call(math.nan)
+        with pytest.raises(ValueError, match="timeout"):
+            pool.connection(math.nan)
+        assert pool.stats.requests == 0
+    await nothing_left(server)

@@ -12,8 +12,6 @@ import pytest
 from aiordma import Server
 from tests.inside.service import tell_of_handlers_after
 
-from ..conftest import Run
-
 LINE = r"the server stops, and waits up to \S+ s for the handlers of (\d+) connections?"
 
 
@@ -54,41 +52,37 @@ class FakeListener:
 
 
 @pytest.mark.parametrize("working", [0, 1, 2])
-def test_only_handlers_that_run_are_told_of(
-    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, working: int
+async def test_only_handlers_that_run_are_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, working: int
 ) -> None:
     """A connection that is closing takes as long as its peer, and has no handler any more."""
     tell_of_handlers_after(monkeypatch, 0)
+    connections = [FakeConnection() for _ in range(3)]
+    finish, returned = asyncio.Event(), asyncio.Semaphore(0)
 
-    async def main() -> None:
-        connections = [FakeConnection() for _ in range(3)]
-        finish, returned = asyncio.Event(), asyncio.Semaphore(0)
+    async def handler(connection: Any) -> None:
+        await connection.over.wait()
+        if connections.index(connection) < working:
+            await finish.wait()
+        returned.release()
 
-        async def handler(connection: Any) -> None:
-            await connection.over.wait()
-            if connections.index(connection) < working:
-                await finish.wait()
-            returned.release()
-
-        listener: Any = FakeListener(connections)
-        server = Server(listener, handler, grace_s=60)
-        while len(server.connections) < len(connections):  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        for connection in connections:
-            connection.over.set()
-        for _ in connections[working:]:
-            await returned.acquire()
-        stopping = asyncio.create_task(server.stop())
-        if working:
-            while not caplog.messages:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-            finish.set()
-        for _ in range(100):  # turns in which it could tell of the others
-            await asyncio.sleep(0)
-        for connection in connections:
-            connection.answered.set()
-        await stopping
-
-    run(main())
+    listener: Any = FakeListener(connections)
+    server = Server(listener, handler, grace_s=60)
+    while len(server.connections) < len(connections):  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    for connection in connections:
+        connection.over.set()
+    for _ in connections[working:]:
+        await returned.acquire()
+    stopping = asyncio.create_task(server.stop())
+    if working:
+        while not caplog.messages:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        finish.set()
+    for _ in range(100):  # turns in which it could tell of the others
+        await asyncio.sleep(0)
+    for connection in connections:
+        connection.answered.set()
+    await stopping
     told = [re.match(LINE, message) for message in caplog.messages]
     assert [found and int(found[1]) for found in told] == ([working] if working else [])

@@ -53,23 +53,23 @@ class Stream:
             ring=ring, table=_address(self._table), send=(_address(self._own), RING, 0),
             credits=SLOTS, send_depth=10, iwarp=True, inline_size=0, memory=None,
         )  # fmt: skip
-        self.state.bind(self._qp.address, 0, _address(self._words), 0)
+        self.state.bind(self._qp.address, 0, _address(self._words), 0, 0)
         machine = Machine(
             ring=Place(*ring), table=Place(_address(self._table), 0x22, 32),
-            memory=memoryview(ffi.buffer(self._table)), send_depth=10, iwarp=True, state=self.state,
+            memory=memoryview(ffi.buffer(self._table)), credits=SLOTS, iwarp=True,
+            state=self.state,
         )  # fmt: skip
         machine.meet(PEER.pack())
-        machine.begin()
+        machine.open()
         self.machine = machine
         self.loop = loop
         self.incoming = Incoming(self, machine, self)
         self.adapter = Adapter()
         self._queue = self.adapter.queue()
         self._said = self._messages = self._completed = 0
-        if form == "by C":
-            self.state.run = lambda function, data: function(data)
         # Without `run` C gives the protocol nothing.
-        self.state.handler = self
+        run = (lambda function, data: function(data)) if form == "by C" else None
+        self.state.attach(self, run, None, None)
         self.adapter.drain.add(0, self.state, cast("Any", self.state))
         self.readable = Readable(self.adapter.drain, self._slow)
 
@@ -132,9 +132,8 @@ class Stream:
             asyncio._set_running_loop(outside)
 
     def open(self) -> None:
-        """Give room back to the peer from now on."""
-        self.machine.open()
-        self.state.held = False
+        """Let a `write` send from now on."""
+        self.state.hold(False)
 
     def send(self, data: bytes) -> None:
         """The same as `say` of a peer that has room for half of the ring at a time."""
@@ -158,5 +157,6 @@ class Stream:
         self.adapter.drain.remove(0)
         self.incoming.part()
         self.report = lambda _: None
-        self.state.protocol = self.state.run = None
+        self.state.deliver_to(None, False)
+        self.state.attach(None, None, None, None)
         del self.incoming, self.state, self.readable

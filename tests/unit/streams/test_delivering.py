@@ -1,8 +1,8 @@
 """Bytes to a protocol, by C and by Python: protocols that raise, call back, close and forget.
 
-C gives a plain protocol its bytes at the end of a drain (`aio_stream_events`), and Python whatever
-C leaves (`Incoming.deliver`).  Each test runs with both; the protocols do what a program may do to
-what is calling it.
+C gives a plain protocol its bytes at the end of a drain (`stream_state_deliver`), and Python
+whatever C leaves (`Incoming.deliver`).  Each test runs with both; the protocols do what a program
+may do to what is calling it.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def test_a_buffer_of_references_to_objects_is_not_written_to(stream: Stream) -> 
 
     def stop(exc: BaseException) -> None:  # as a transport does
         stream.raised.append(exc)
-        stream.state.stopped = True
+        stream.state.stop()
 
     stream.report = stop
     stream.incoming.set_protocol(Buffered())

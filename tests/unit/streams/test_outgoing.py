@@ -22,10 +22,10 @@ class State:
         self.sent = bytearray()
         self.credits = 1 << 20
 
-    def room(self) -> int:
-        return RING - self.head if self.credits else 0
+    def next_place(self) -> tuple[int, int]:
+        return self.head, RING - self.head if self.credits else 0
 
-    def send_ring(self, length: int) -> int:
+    def send_from_ring(self, length: int) -> int:
         assert length, "a message of data that brings none breaks the protocol"
         self.credits -= 1
         self.sent += self.ring[self.head : self.head + length]

@@ -94,7 +94,7 @@ def scene() -> Iterator[Scene]:
 
 def test_a_line_ends_the_wait_in_the_drain(scene: Scene) -> None:
     task = scene.start(scene.reader.readline())
-    assert scene.stream.state.waiter
+    assert scene.stream.state.waiting
     scene.stream.send(b"one\ntwo")
     assert scene.result(task) == b"one\n"
     task = scene.start(scene.reader.readline())
@@ -263,7 +263,7 @@ def test_a_wait_that_is_broken_off_loses_nothing(scene: Scene, how: str, before:
         coroutine.close()
         del coroutine
         gc.collect()
-    assert not scene.stream.state.waiter
+    assert not scene.stream.state.waiting
     assert scene.stream.soon, "the bytes are left where they are"
     scene.turn()
     scene.stream.send(b"three\n")

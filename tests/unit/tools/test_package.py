@@ -154,6 +154,7 @@ def test_the_notes_of_a_release_are_its_part_of_the_changelog() -> None:
         ("### Fixed", "### Mended", "CHANGELOG.md: Mended is no kind of change"),
         ("[Unreleased]: ", "[another]: ", "CHANGELOG.md has no link for [Unreleased]"),
         ("# Changelog", "# Changelog", "the newest release in CHANGELOG.md is 1.1.0, not 0.1.0"),
+        ("# Changelog", "# Changelog", "softroce/pyproject.toml has the version 0.0.9, and not 0."),
     ],
 )
 def test_a_changelog_that_breaks_its_form_is_refused(
@@ -161,7 +162,10 @@ def test_a_changelog_that_breaks_its_form_is_refused(
 ) -> None:
     (tmp_path / "CHANGELOG.md").write_text(CHANGES.replace(before, after))
     (tmp_path / "CITATION.cff").write_text("\nversion: 0.1.0\n")
-    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "0.1.0"\n')
+    (tmp_path / "softroce").mkdir()
+    for folder, version in ((".", "0.1.0"), ("softroce", "0.0.9")):
+        text = f'[project]\nversion = "{version}"\n'
+        (tmp_path / folder / "pyproject.toml").write_text(text)
     monkeypatch.setattr(release_notes, "ROOT", tmp_path)
     assert any(line.startswith(said) for line in release_notes.problems())
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from aiordma.errors import ResourceBusyError
+from aiordma.errors import RdmaOSError
 from aiordma.loop.workers import reaper
 from aiordma.verbs.resource import Resource
+from tests.inside.loop import all_done
 
 from ..conftest import LIMIT_S
 
@@ -57,14 +58,13 @@ class Fake(Resource):
         """It uses them no more."""
         self._release(others)
 
-    @property
-    def gone(self) -> Any:
-        """The job that destroys it, once that has begun."""
-        return self._gone
+    def when_gone(self, function: Callable[[], object]) -> None:
+        """Have it called when it is destroyed."""
+        self._when_gone(function)
 
     def _before_close(self) -> None:
         if self.busy:
-            raise ResourceBusyError(16, "busy")
+            raise RdmaOSError(16, "busy")
 
     def _destroy(self, handle: Any) -> None:
         assert handle == self.name
@@ -78,7 +78,7 @@ def fresh() -> Iterator[None]:
     Fake.log = []
     Fake.threads = set()
     yield
-    assert reaper.drain(LIMIT_S)
+    assert all_done(reaper, LIMIT_S)
 
 
 # Who needs whom, as on a real connection: a queue pair needs almost everything.

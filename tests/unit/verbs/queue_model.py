@@ -14,12 +14,12 @@ from typing import Any
 
 from aiordma._ffi import ffi
 from aiordma.errors import (
-    ResourceBusyError,
+    RdmaOSError,
     completion_error,
 )
 from aiordma.loop.slots import SlotTable
+from aiordma.verbs import PreparedPost
 from aiordma.verbs.enums import Opcode, SendFlags, WCStatus
-from aiordma.verbs.prepared import PreparedPost
 from aiordma.verbs.wc import WCRecord
 from aiordma.verbs.work_queue import WorkQueue
 from aiordma.verbs.wr import Built, Planned, SendWR, build_send
@@ -184,7 +184,7 @@ class Caller:
     def raw(self, kinds: Kinds) -> None:
         plan = [self.plan(read, asked) for read, asked in kinds]
         unsignaled = self.queue.unsignaled_after(plan)
-        with suppress(ResourceBusyError, ValueError):
+        with suppress(RdmaOSError, ValueError):
             self.queue.take(len(plan), unsignaled)
             entered = self.queue.enter(plan, unsignaled)
             for posted, (read, asked) in zip(entered, kinds, strict=True):
@@ -229,7 +229,7 @@ class Caller:
             self.posted.append((number, one))
         try:
             post.execute()
-        except (ResourceBusyError, ValueError):
+        except (RdmaOSError, ValueError):
             assert not post.is_success
             del self.posted[before:]
         else:

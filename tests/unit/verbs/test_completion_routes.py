@@ -81,7 +81,7 @@ def test_what_nobody_here_made_goes_to_the_queue(wr_id: int) -> None:
     route(record(wr_id), SlotTable(), None)
 
 
-def test_an_event_finds_its_queue_as_long_as_it_lives() -> None:
+def test_an_event_finds_its_queue_until_that_is_destroyed() -> None:
     first: Any = Target()
     second: Any = Target()
     tokens = [async_event.next_token() for _ in range(2)]
@@ -95,3 +95,7 @@ def test_an_event_finds_its_queue_as_long_as_it_lives() -> None:
     tell(tokens[1], event)
     tell(0, event)
     assert first.got == []
+    tell(tokens[0], event)
+    async_event.dismiss(tokens[0])
+    tell(tokens[0], event)
+    assert first.got == [AsyncEventType.CQ_ERR]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aiordma._ffi import ffi
-from aiordma.errors import DeviceMemoryError
+from aiordma.errors import NotSupportedError
 from aiordma.tensors import DeviceMemory, device_memory_of
 from aiordma.verbs import Access, MemoryRegion, device_memory
 from aiordma.verbs.device_memory import register_device_memory
@@ -95,7 +95,7 @@ def test_the_whole_way(verbs: Verbs, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_kernel_without_dmabufs(verbs: Verbs, code: int) -> None:
     verbs.probe = code
-    with pytest.raises(DeviceMemoryError, match="driver of fake_0 registers no dmabufs"):
+    with pytest.raises(NotSupportedError, match="driver of fake_0 registers no dmabufs"):
         register(gpu())
 
 
@@ -105,13 +105,13 @@ def test_no_driver_of_cuda(verbs: Verbs, monkeypatch: pytest.MonkeyPatch) -> Non
         raise OSError(msg)
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
-    with pytest.raises(DeviceMemoryError, match="the driver of CUDA cannot be loaded: libcuda"):
+    with pytest.raises(NotSupportedError, match="the driver of CUDA cannot be loaded: libcuda"):
         register(gpu())
 
 
 def test_an_old_driver_of_cuda(verbs: Verbs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
-    with pytest.raises(DeviceMemoryError, match=r"older than 11\.7"):
+    with pytest.raises(NotSupportedError, match=r"older than 11\.7"):
         register(gpu())
 
 
@@ -132,7 +132,7 @@ def test_the_driver_of_cuda(verbs: Verbs, monkeypatch: pytest.MonkeyPatch, code:
 
     monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver)
     if code:
-        with pytest.raises(DeviceMemoryError, match=f"CUresult {code}"):
+        with pytest.raises(NotSupportedError, match=f"CUresult {code}"):
             register(gpu())
     else:
         assert export_by_cuda(ADDRESS, SIZE) == (1234, 0x80)
@@ -140,7 +140,7 @@ def test_the_driver_of_cuda(verbs: Verbs, monkeypatch: pytest.MonkeyPatch, code:
 
 
 def test_other_devices_empty_and_read_only_memory(verbs: Verbs) -> None:
-    with pytest.raises(DeviceMemoryError, match="memory of ROCm device 0: only CUDA's"):
+    with pytest.raises(NotSupportedError, match="memory of ROCm device 0: only CUDA's"):
         register(gpu(name="ROCm device 0", is_cuda=False))
     with pytest.raises(ValueError, match="at least one byte"):
         register(gpu(nbytes=0))

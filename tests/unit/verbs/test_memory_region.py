@@ -13,21 +13,15 @@ import pytest
 from aiordma._ffi import ffi, lib
 from aiordma.errors import NotSupportedError, ResourceClosedError
 from aiordma.loop.workers import reaper
-from aiordma.memory import RemoteRegion
-from aiordma.verbs import (
-    SGE,
-    Access,
-    MemoryRegion,
-    MRAdvice,
-    ODPCaps,
-    ODPGeneralCaps,
-    ODPTransportCaps,
-)
+from aiordma.memory.remote import RemoteRegion
+from aiordma.verbs import SGE, Access, MemoryRegion, MRAdvice, ODPGeneralCaps, ODPTransportCaps
 from aiordma.verbs import mr as mr_module
+from aiordma.verbs.context import ODPCaps
 from aiordma.verbs.pd import ProtectionDomain
+from tests.inside.loop import all_done
 from tests.inside.verbs import forget_leaked
 
-from ..conftest import LIMIT_S, Run
+from ..conftest import LIMIT_S
 
 EVERYTHING = (1 << 64) - 1
 NO_TRANSPORT = ODPTransportCaps(0)
@@ -81,6 +75,7 @@ class Domain(ProtectionDomain):
             name="mlx5_9", query_odp=lambda: odp, attributes=attributes, is_software=software
         )
         super(ProtectionDomain, self).__init__("pd")
+        self._identity = 11
 
     def _destroy(self, handle: Any) -> None:
         pass
@@ -123,6 +118,38 @@ def test_an_iova(c: Lib) -> None:
         pytest.raises(NotSupportedError, match="ibv_reg_mr_iova: the device mlx5_9"),
     ):
         MemoryRegion(siw, data, iova=iova)
+
+
+def test_the_domain_is_closed_during_the_call(c: Lib, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It outlives the call, and the region does not come to be."""
+    data = bytearray(100)
+    pd = domain()
+    answer = c.ibv_reg_mr_iova
+
+    def close_and_answer(*args: Any) -> Any:
+        pd.close()
+        assert pd._handle is not None, "not destroyed yet"
+        return answer(*args)
+
+    monkeypatch.setattr(c, "ibv_reg_mr_iova", close_and_answer)
+    with pytest.raises(ResourceClosedError, match="the Domain is closed") as refused:
+        MemoryRegion(pd, data)
+    assert [call[0] for call in c.calls] == ["iova", "dereg"]
+    assert pd._handle is None, "destroyed with the region"
+    data.append(1)
+    del refused
+
+
+def test_a_refused_call_leaves_nothing_behind(c: Lib) -> None:
+    data = bytearray(100)
+    c.refuse = errno.ENOMEM
+    with domain() as pd:
+        with pytest.raises(OSError, match="ibv_reg_mr") as refused:
+            MemoryRegion(pd, data)
+        assert [call[0] for call in c.calls] == ["iova"]
+        data.append(1)
+        pd.destroy()
+    del refused
 
 
 def test_on_demand_memory(c: Lib) -> None:
@@ -197,38 +224,34 @@ def test_a_region_by_name(c: Lib) -> None:
         access = Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.MW_BIND
         with MemoryRegion(pd, 4096, access) as region:
             name = RemoteRegion.of(region)
-            assert name == RemoteRegion(region.addr, 4096, 0x5678, Access.REMOTE_WRITE)
+            assert name == RemoteRegion(region.addr, 4096, 0x5678, Access.REMOTE_WRITE, 11)
         with pytest.raises(ResourceClosedError):
             RemoteRegion.of(region)
 
 
-def test_advice(c: Lib, run: Run) -> None:
+async def test_advice(c: Lib) -> None:
     both = ODPGeneralCaps.SUPPORT | ODPGeneralCaps.SUPPORT_IMPLICIT
     flush = lib.IBV_ADVISE_MR_FLAG_FLUSH
     most = (1 << 32) - 1
-
-    async def main() -> None:
-        with domain(caps=both) as pd, MemoryRegion.implicit(pd) as region:
-            c.calls.clear()
-            await region.advise(MRAdvice.PREFETCH_WRITE, 4096, 5 << 30)
-            pieces = [
-                (4096, most, 0x1234), (4096 + most, (5 << 30) - most, 0x1234)
-            ]  # fmt: skip
-            assert c.calls == [("advise", 1, flush, pieces)]
-            c.refuse = errno.EFAULT
-            with pytest.raises(OSError, match="ibv_advise_mr: EFAULT"):
-                await region.advise(MRAdvice.PREFETCH, 0, 100)
-            c.refuse = 0
-            # Closed while a thread is busy with it: it goes when the thread is through.
-            advising = asyncio.create_task(region.advise(MRAdvice.PREFETCH, 0, 100))
-            await asyncio.sleep(0)
-            region.close()
-            await advising
-            await region.wait_closed(LIMIT_S)
-            assert [call[0] for call in c.calls[-2:]] == ["advise", "dereg"]
-
-    run(main())
-    assert reaper.drain(LIMIT_S)
+    with domain(caps=both) as pd, MemoryRegion.implicit(pd) as region:
+        c.calls.clear()
+        await region.advise(MRAdvice.PREFETCH_WRITE, 4096, 5 << 30)
+        pieces = [
+            (4096, most, 0x1234), (4096 + most, (5 << 30) - most, 0x1234)
+        ]  # fmt: skip
+        assert c.calls == [("advise", 1, flush, pieces)]
+        c.refuse = errno.EFAULT
+        with pytest.raises(OSError, match="ibv_advise_mr: EFAULT"):
+            await region.advise(MRAdvice.PREFETCH, 0, 100)
+        c.refuse = 0
+        # Closed while a thread is busy with it: it goes when the thread is through.
+        advising = asyncio.create_task(region.advise(MRAdvice.PREFETCH, 0, 100))
+        await asyncio.sleep(0)
+        region.close()
+        await advising
+        await region.wait_closed(LIMIT_S)
+        assert [call[0] for call in c.calls[-2:]] == ["advise", "dereg"]
+    assert all_done(reaper, LIMIT_S)
 
 
 def test_memory_that_cannot_be_deregistered_is_kept(
@@ -244,3 +267,18 @@ def test_memory_that_cannot_be_deregistered_is_kept(
         data.append(1)
     forget_leaked(1)
     data.append(1)
+
+
+def test_kept_memory_has_its_view_when_it_is_asked_for(c: Lib) -> None:
+    with domain() as pd, MemoryRegion.slab(pd, 8192, clear=True) as region:
+        front = region._front(4096)
+        assert len(front) == 4096
+        view = region.view
+        assert region.view is view
+        assert (view.nbytes, view.readonly) == (8192, False)
+        view[7] = 3
+        assert bytes(front[:9]) == bytes(7) + b"\x03\x00", "both are the same memory"
+        del view
+    with pytest.raises(ResourceClosedError):
+        region.view  # noqa: B018
+    assert bytes(front[:9]) == bytes(7) + b"\x03\x00", "it outlives the region"

@@ -8,11 +8,14 @@ import gc
 import itertools
 import logging
 import threading
+import warnings
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from aiordma.errors import ForkedError, ResourceBusyError, ResourceClosedError
+from aiordma.errors import ForkedError, RdmaOSError, ResourceClosedError
 
 from ..conftest import LIMIT_S, Run
 from .fake_resource import ORDERS, PARENTS, Fake, check_order, fresh, graph
@@ -53,17 +56,14 @@ def _above(name: str) -> set[str]:
     return parents.union(*(_above(parent) for parent in parents)) if parents else parents
 
 
-def test_every_order_of_closing_under_a_loop(run: Run) -> None:
-    async def main() -> None:
-        for order in ORDERS:
-            Fake.log = []
-            made = graph()
-            for name in order:
-                made[name].close()
-            await asyncio.gather(*(made[name].wait_closed(LIMIT_S) for name in order))
-            check_order()
-
-    run(main())
+async def test_every_order_of_closing_under_a_loop() -> None:
+    for order in ORDERS:
+        Fake.log = []
+        made = graph()
+        for name in order:
+            made[name].close()
+        await asyncio.gather(*(made[name].wait_closed(LIMIT_S) for name in order))
+        check_order()
     assert Fake.threads == {"aiordma-reaper"}, "the loop's thread must not destroy"
 
 
@@ -104,15 +104,16 @@ def test_a_failed_child_does_not_count() -> None:
     assert Fake.log[3:] == ["good"]
 
 
-def test_a_busy_resource_stays_open() -> None:
+@pytest.mark.parametrize("end", [Fake.close, Fake.destroy])
+def test_a_busy_resource_stays_open(end: Callable[[Fake], None]) -> None:
     resource = Fake("busy")
     resource.busy = True
-    with pytest.raises(ResourceBusyError):
-        resource.close()
+    with pytest.raises(RdmaOSError, match="busy"):
+        end(resource)
     assert not resource.closed
     assert resource.require() == "busy"
     resource.busy = False
-    resource.close()
+    end(resource)
     assert Fake.log == ["busy"]
 
 
@@ -134,23 +135,20 @@ def test_a_refusal_of_c_is_logged_and_told_and_does_not_keep_the_parents(
     assert "destroying Stubborn failed" in caplog.text
 
 
-def test_waiting_has_a_bound_and_the_end_still_comes(run: Run) -> None:
-    async def main() -> None:
-        parent = Fake("parent")
-        child = Fake("child", parent)
-        parent.close()
-        with pytest.raises(TimeoutError):
-            await parent.wait_closed(0.01)
-        waiter = asyncio.create_task(parent.wait_closed(LIMIT_S))
-        await asyncio.sleep(0)
-        waiter.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiter
-        child.close()
-        await parent.wait_closed(LIMIT_S)
-        await parent.wait_closed(LIMIT_S)
-
-    run(main())
+async def test_waiting_has_a_bound_and_the_end_still_comes() -> None:
+    parent = Fake("parent")
+    child = Fake("child", parent)
+    parent.close()
+    with pytest.raises(TimeoutError):
+        await parent.wait_closed(0.01)
+    waiter = asyncio.create_task(parent.wait_closed(LIMIT_S))
+    await asyncio.sleep(0)
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    child.close()
+    await parent.wait_closed(LIMIT_S)
+    await parent.wait_closed(LIMIT_S)
     assert Fake.log == ["child", "parent"]
 
 
@@ -177,6 +175,29 @@ def test_a_forgotten_resource_warns_and_is_destroyed() -> None:
     with pytest.warns(ResourceWarning, match="unclosed <Fake open>"):
         del resource
     assert Fake.log == ["forgotten"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_forgotten_resource_is_destroyed_where_warnings_are_errors() -> None:
+    resource = Fake("forgotten")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del resource
+    assert Fake.log == ["forgotten"]
+
+
+def test_a_new_child_in_the_place_of_one_that_has_gone_without_its_end() -> None:
+    """Its identity may be the same, and the entry of the other is still there."""
+    parent, other = Fake("parent"), Fake("other")
+    gone = weakref.ref(other)
+    other.close()
+    del other
+    child = Fake.__new__(Fake)
+    parent._made = {id(child): gone}  # type: ignore[dict-item]
+    child.__init__("child", parent)  # type: ignore[misc]
+    assert parent._living() == [child]
+    child.close()
+    parent.close()
 
 
 def test_a_forgotten_child_keeps_its_parent_until_then() -> None:
@@ -246,24 +267,21 @@ def test_what_went_with_its_device_is_gone(run: Run, caplog: pytest.LogCaptureFi
     assert not caplog.records
 
 
-def test_the_end_can_be_asked_for_before_and_after(run: Run) -> None:
-    async def main() -> None:
-        early, late, refused = Fake("early"), Fake("late"), Stubborn("refused")
-        before = early.gone
-        assert not before.done
-        for one in (early, late, refused):
-            one.close()
-        await early.wait_closed()
-        await late.wait_closed()
-        assert before.done
-        assert early.gone is before
-        assert late.gone.result() is None
-        with pytest.raises(OSError, match="busy"):
-            await refused.wait_closed()
-        with pytest.raises(OSError, match="busy"):
-            refused.gone.result()
-
-    run(main())
+async def test_the_end_can_be_asked_for_before_and_after() -> None:
+    early, late, refused = Fake("early"), Fake("late"), Stubborn("refused")
+    told: list[str] = []
+    early.when_gone(lambda: told.append("early"))
+    for one in (early, late, refused):
+        one.close()
+    await early.wait_closed()
+    await late.wait_closed()
+    assert told == ["early"]
+    late.when_gone(lambda: told.append("late"))
+    assert told == ["early", "late"]
+    with pytest.raises(OSError, match="busy"):
+        await refused.wait_closed()
+    with pytest.raises(OSError, match="busy"):
+        await refused.wait_closed()
 
 
 def test_what_was_made_from_it_is_dead_in_a_child_process_too() -> None:

@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 from aiordma.errors import (
     CompletionError,
     FlushedError,
-    RemoteAccessError,
-    ResourceBusyError,
+    RdmaOSError,
 )
 from aiordma.verbs import prepared
 from aiordma.verbs.enums import WCStatus
 from aiordma.verbs.wr import Planned
 from tests.inside.verbs import last_number_of
 
-from ..conftest import Run, run_on, settle
+from ..conftest import run_on, settle
 from .queue_model import DEPTH, Adapter, Caller, Kinds, Memory
 
 KINDS = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=4)
@@ -114,110 +113,62 @@ def test_nothing_is_lost_told_twice_or_kept(
     run_on("asyncio", _simulate(lists, steps, overtaking, failure, counting))
 
 
-@pytest.mark.parametrize("asked", [[True], [False, False, True], [True, True]])
-def test_successes_of_prepared_posts_are_only_counted(run: Run, asked: list[bool]) -> None:
-    async def main() -> None:
-        adapter = Adapter(overtaking=False, counting=True)
-        caller = Caller(adapter)
-        caller.prepare([(False, one) for one in asked])
-        with mock.patch.object(prepared, "lib", adapter):
-            for _ in range(3):
-                caller.execute(0)
-                while adapter.under_way:
-                    adapter.step(late=False, fails=False)
-        assert adapter.counted == 3 * sum(asked)
-        assert adapter.queue.room.free == DEPTH
-        caller.free(0)
-        assert len(adapter.cq.table) == 0
-
-    run(main())
+async def test_one_of_many_equal_executions_fails() -> None:
+    adapter = Adapter(overtaking=False)
+    caller = Caller(adapter)
+    caller.prepare([(False, False)])
+    with mock.patch.object(prepared, "lib", adapter):
+        for _ in range(4):
+            caller.execute(0)
+    adapter.step(late=False, fails=False)
+    adapter.step(late=True, fails=True)  # each is flushed twice, and told once
+    numbers = [number for number, _ in caller.posted]
+    failed = WCStatus.REM_ACCESS_ERR, WCStatus.WR_FLUSH_ERR, WCStatus.WR_FLUSH_ERR
+    assert adapter.cq.told == list(zip(numbers[1:], failed, strict=True))
+    assert len(adapter.queue) == 0
+    caller.free(0)
+    assert caller.memory.users == 0
 
 
-def test_the_first_failure_of_a_list_is_told(run: Run) -> None:
-    async def main() -> None:
-        adapter = Adapter(overtaking=False)
-        caller = Caller(adapter)
-        caller.awaited([(False, False)] * 4)
-        caller.awaited([(False, False)] * 2)
-        adapter.step(late=False, fails=False)
-        adapter.step(late=False, fails=True)
-        (first, _), (second, _) = caller.lists
-        with pytest.raises(RemoteAccessError, match="request 1 of its list") as caught:
-            first.result()
-        assert caught.value.index == 1
-        with pytest.raises(FlushedError) as flushed:
-            second.result()
-        assert flushed.value.index == 0
-        assert isinstance(flushed.value.__cause__, RemoteAccessError)
-
-    run(main())
+async def test_an_overtaken_read_waits_for_its_own_completion() -> None:
+    adapter = Adapter(overtaking=True)
+    caller = Caller(adapter)
+    caller.awaited([(True, False)])
+    caller.awaited([(False, False)])
+    adapter.step(late=True, fails=False)
+    (read, _), (send, _) = caller.lists
+    assert send.done()
+    assert not read.done()
+    assert len(adapter.queue) == 1
+    assert caller.memory.users == 1
+    adapter.step(late=True, fails=False)
+    assert read.done()
+    assert caller.memory.users == 0
 
 
-def test_one_of_many_equal_executions_fails(run: Run) -> None:
-    async def main() -> None:
-        adapter = Adapter(overtaking=False)
-        caller = Caller(adapter)
-        caller.prepare([(False, False)])
-        with mock.patch.object(prepared, "lib", adapter):
-            for _ in range(4):
-                caller.execute(0)
-        adapter.step(late=False, fails=False)
-        adapter.step(late=True, fails=True)  # each is flushed twice, and told once
-        numbers = [number for number, _ in caller.posted]
-        failed = WCStatus.REM_ACCESS_ERR, WCStatus.WR_FLUSH_ERR, WCStatus.WR_FLUSH_ERR
-        assert adapter.cq.told == list(zip(numbers[1:], failed, strict=True))
-        assert len(adapter.queue) == 0
-        caller.free(0)
-        assert caller.memory.users == 0
-
-    run(main())
-
-
-def test_an_overtaken_read_waits_for_its_own_completion(run: Run) -> None:
-    async def main() -> None:
-        adapter = Adapter(overtaking=True)
-        caller = Caller(adapter)
-        caller.awaited([(True, False)])
+async def test_what_is_never_flushed_is_given_up() -> None:
+    adapter = Adapter(overtaking=False)
+    caller = Caller(adapter)
+    with mock.patch.object(prepared, "lib", adapter):
+        caller.raw([(False, True)])
+        caller.prepare([(False, True)])
+        caller.execute(0)
         caller.awaited([(False, False)])
-        adapter.step(late=True, fails=False)
-        (read, _), (send, _) = caller.lists
-        assert send.done()
-        assert not read.done()
-        assert len(adapter.queue) == 1
-        assert caller.memory.users == 1
-        adapter.step(late=True, fails=False)
-        assert read.done()
-        assert caller.memory.users == 0
-
-    run(main())
-
-
-def test_what_is_never_flushed_is_given_up(run: Run) -> None:
-    async def main() -> None:
-        adapter = Adapter(overtaking=False)
-        caller = Caller(adapter)
-        with mock.patch.object(prepared, "lib", adapter):
-            caller.raw([(False, True)])
-            caller.prepare([(False, True)])
-            caller.execute(0)
-            caller.awaited([(False, False)])
-            caller.execute(0)
-        lost = list(adapter.under_way)
-        adapter.queue.give_up()
-        numbers = [number for number, _ in caller.posted]
-        assert adapter.cq.told == [(number, WCStatus.WR_FLUSH_ERR) for number in numbers]
-        assert isinstance(caller.lists[0][0].exception(), FlushedError)
-        # The memory stays, and a flush that comes late is not told again.
-        assert caller.memory.users == 3
-        adapter.queue.give_up()
-        for request in lost:
-            adapter.tell(request.wr_id, WCStatus.WR_FLUSH_ERR)
-        assert len(adapter.cq.told) == len(numbers)
-        assert len(adapter.queue) == 0
-        caller.free(0)
-        assert caller.memory.users == 0
-
-    run(main())
+        caller.execute(0)
+    lost = list(adapter.under_way)
+    adapter.queue.give_up()
+    numbers = [number for number, _ in caller.posted]
+    assert adapter.cq.told == [(number, WCStatus.WR_FLUSH_ERR) for number in numbers]
+    assert isinstance(caller.lists[0][0].exception(), FlushedError)
+    # The memory stays, and a flush that comes late is not told again.
+    assert caller.memory.users == 3
+    adapter.queue.give_up()
+    for request in lost:
+        adapter.tell(request.wr_id, WCStatus.WR_FLUSH_ERR)
+    assert len(adapter.cq.told) == len(numbers)
+    assert len(adapter.queue) == 0
+    caller.free(0)
+    assert caller.memory.users == 0
 
 
 @pytest.mark.usefixtures("without_collector")
@@ -231,60 +182,51 @@ def test_one_that_was_given_up_goes_with_its_last_reference() -> None:
     assert gone() is None
 
 
-def test_entering_is_all_or_nothing(run: Run) -> None:
+async def test_entering_is_all_or_nothing() -> None:
     class Closed(Memory):
         def _retain(self) -> None:
             raise ConnectionAbortedError
 
-    async def main() -> None:
-        adapter = Adapter(overtaking=False)
-        queue, good, bad = adapter.queue, Memory(), Closed()
-        parts: Any = [(good,), (good, bad), (good,)]
-        plan = [Planned("send", part) for part in parts]
-        queue.take(3, 0)
-        with pytest.raises(ConnectionAbortedError):
-            queue.enter(plan, 0)
-        assert queue.room.free == DEPTH
-        assert len(queue) == 0
-        assert good.users == 0
-        assert len(adapter.cq.table) == 0
-
-    run(main())
+    adapter = Adapter(overtaking=False)
+    queue, good, bad = adapter.queue, Memory(), Closed()
+    parts: Any = [(good,), (good, bad), (good,)]
+    plan = [Planned("send", part) for part in parts]
+    queue.take(3, 0)
+    with pytest.raises(ConnectionAbortedError):
+        queue.enter(plan, 0)
+    assert queue.room.free == DEPTH
+    assert len(queue) == 0
+    assert good.users == 0
+    assert len(adapter.cq.table) == 0
 
 
-def test_the_last_place_is_kept_for_a_signaled_request(run: Run) -> None:
-    async def main() -> None:
-        adapter = Adapter(overtaking=False)
-        queue, caller = adapter.queue, Caller(adapter)
-        quiet, loud = (False, False), (False, True)
-        for chain, taken in (
-            ([quiet] * DEPTH, 0),
-            ([quiet] * (DEPTH - 2), DEPTH - 2),
-            ([quiet] * 2, DEPTH - 2),
-            ([quiet], DEPTH - 1),
-            ([quiet], DEPTH - 1),
-            ([loud], DEPTH),
-            ([loud], DEPTH),
-        ):
-            caller.raw(chain)
-            assert len(queue) == taken
-        while adapter.under_way:
-            adapter.step(late=False, fails=False)
-        assert len(queue) == 0
-
-    run(main())
+async def test_the_last_place_is_kept_for_a_signaled_request() -> None:
+    adapter = Adapter(overtaking=False)
+    queue, caller = adapter.queue, Caller(adapter)
+    quiet, loud = (False, False), (False, True)
+    for chain, taken in (
+        ([quiet] * DEPTH, 0),
+        ([quiet] * (DEPTH - 2), DEPTH - 2),
+        ([quiet] * 2, DEPTH - 2),
+        ([quiet], DEPTH - 1),
+        ([quiet], DEPTH - 1),
+        ([loud], DEPTH),
+        ([loud], DEPTH),
+    ):
+        caller.raw(chain)
+        assert len(queue) == taken
+    while adapter.under_way:
+        adapter.step(late=False, fails=False)
+    assert len(queue) == 0
 
 
-def test_who_waits_for_places_comes_first(run: Run) -> None:
-    async def main() -> None:
-        queue = Adapter(overtaking=False).queue
-        queue.take(DEPTH - 1, 0)
-        waiting = asyncio.ensure_future(queue.room.acquire(2))
-        await settle()
-        with pytest.raises(ResourceBusyError, match="1 wait for places already"):
-            queue.take(1, 0)
-        queue.room.release()
-        await waiting
-        assert queue.room.free == 0
-
-    run(main())
+async def test_who_waits_for_places_comes_first() -> None:
+    queue = Adapter(overtaking=False).queue
+    queue.take(DEPTH - 1, 0)
+    waiting = asyncio.ensure_future(queue.room.acquire(2))
+    await settle()
+    with pytest.raises(RdmaOSError, match="1 wait for places already"):
+        queue.take(1, 0)
+    queue.room.release()
+    await waiting
+    assert queue.room.free == 0

@@ -10,9 +10,10 @@ import pytest
 
 from aiordma._ffi import ffi
 from aiordma.errors import MessageTooLargeError, NotSupportedError
-from aiordma.loop.kept import Kept
-from aiordma.verbs import SGE, Access, MWType, Opcode, QPLimits, QPType, RecvWR, SendFlags, SendWR
+from aiordma.loop.bounded_cache import BoundedCache
+from aiordma.verbs import SGE, Access, MWType, Opcode, QPType, RecvWR, SendFlags, SendWR
 from aiordma.verbs.enums import MTU, AtomicCap, DeviceCapFlags, TransportType
+from aiordma.verbs.qp_attr import QPLimits
 from aiordma.verbs.wr import build_recv, build_send, pinned, sge_list
 from aiordma.verbs.wr_check import WRRules
 
@@ -59,7 +60,7 @@ class Device:
     is_iwarp = False
 
     def __init__(self, **attributes: Any) -> None:
-        self._kept: Kept[Any, Any] = Kept()
+        self._cache: BoundedCache[Any, Any] = BoundedCache()
         self.attributes = Attributes()
         for name, value in attributes.items():
             setattr(self.attributes, name, value)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aiordma import ConnectionConfig, StreamConfig
-from aiordma.link.config_check import WAITS
+from aiordma.link.settings import WAITS
 
 
 @pytest.mark.parametrize("config", [ConnectionConfig, StreamConfig])
