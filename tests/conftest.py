@@ -23,7 +23,7 @@ _HELPERS = (
     "inside",
     "interop",
     "native_ends",
-    "runner",
+    "guests",
     "seeds",
     "unit",
 )

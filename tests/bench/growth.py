@@ -31,6 +31,7 @@ HERE = Path(__file__).resolve().parent
 # limited by softroce's --timeout.
 DEADLINE_S = 36_000.0
 LIMIT_S = 3600.0
+LIMITS = aiordma.ListenerLimits(handshake_timeout_s=LIMIT_S)
 #: Tiny slots: a connection that can do everything and pins almost no memory.
 LEAN = aiordma.ConnectionConfig(
     slot_size=256,
@@ -38,14 +39,10 @@ LEAN = aiordma.ConnectionConfig(
     send_depth=8,
     rendezvous_window=1,
     one_sided_depth=1,
-    connect_timeout_s=LIMIT_S,
-    handshake_timeout_s=LIMIT_S,
     keepalive_s=LIMIT_S,
     idle_timeout_s=3 * LIMIT_S,
 )
 ORDINARY = aiordma.ConnectionConfig(
-    connect_timeout_s=LIMIT_S,
-    handshake_timeout_s=LIMIT_S,
     keepalive_s=LIMIT_S,
     idle_timeout_s=3 * LIMIT_S,
 )

@@ -1,6 +1,6 @@
 """Connections a second, many at once, beside cmtime.
 
-    python -m aiordma.testing.softroce --engine qemu --counted -- \\
+    python -m aiordma_softroce --engine qemu --counted -- \\
         python tests/bench/growth_connect.py
 
 Ours: `asyncio.gather` of so many `connect`, to one listener in another process; until all of them
@@ -25,7 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import aiordma
-from tests.bench.growth import CONFIGS, Row, own_address, parser, peer, publish, run
+from tests.bench.growth import CONFIGS, LIMIT_S, Row, own_address, parser, peer, publish, run
 
 STEPS = ("create id", "resolve addr", "resolve route", "create qp", "connect")
 CMTIME_PORT = 7471
@@ -39,7 +39,10 @@ async def ours(address: str, setting: str, loop: str, count: int, rounds: int) -
         async def together(many: int) -> float:
             begun = time.perf_counter()
             connections = await asyncio.gather(
-                *(aiordma.connect(address, other.port, config=config) for _ in range(many))
+                *(
+                    aiordma.connect(address, other.port, config=config, timeout=LIMIT_S)
+                    for _ in range(many)
+                )
             )
             await other.ask(f"wait {many}")
             took = time.perf_counter() - begun

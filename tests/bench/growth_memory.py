@@ -1,6 +1,6 @@
 """What one more idle connection costs: memory, mappings, descriptors, time.
 
-    python -m aiordma.testing.softroce --engine qemu --counted -- \\
+    python -m aiordma_softroce --engine qemu --counted -- \\
         python tests/bench/growth_memory.py
 
 So many connections are made, then many more; the differences, divided, are what one costs.  Both
@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import aiordma
-from tests.bench.growth import CONFIGS, Peer, Row, own_address, parser, peer, publish, run
+from tests.bench.growth import CONFIGS, LIMIT_S, Peer, Row, own_address, parser, peer, publish, run
 from tests.bench.growth_peer import memory
 
 GOAL_KIB = 16
@@ -38,7 +38,10 @@ async def connect_up_to(
     while len(connections) < count:
         more = min(AT_ONCE, count - len(connections))
         connections += await asyncio.gather(
-            *(aiordma.connect(address, other.port, config=CONFIGS[setting]) for _ in range(more))
+            *(
+                aiordma.connect(address, other.port, config=CONFIGS[setting], timeout=LIMIT_S)
+                for _ in range(more)
+            )
         )
     await other.ask(f"wait {count}")
 

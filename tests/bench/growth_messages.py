@@ -1,6 +1,6 @@
 """What a message costs while there are 1, 10, 100, 1,000 connections.
 
-    python -m aiordma.testing.softroce --engine qemu --counted -- \\
+    python -m aiordma_softroce --engine qemu --counted -- \\
         python tests/bench/growth_messages.py
 
 Messages of 64 bytes go to an echo in another process, a few at a time, each over the next of all

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import aiordma
-from tests.bench.growth import CONFIGS, Wakeups, loop_factory
+from tests.bench.growth import CONFIGS, LIMITS, Wakeups, loop_factory
 
 
 def status(name: str) -> int:
@@ -60,7 +60,9 @@ async def serve(options: argparse.Namespace, wakeups: Wakeups) -> None:
     connections: list[aiordma.Connection] = []
     echoes: list[asyncio.Task[None]] = []
     config = CONFIGS[options.config]
-    async with aiordma.listen(options.address, 0, config=config, backlog=4096) as listener:
+    async with aiordma.listen(
+        options.address, 0, config=config, backlog=4096, limits=LIMITS
+    ) as listener:
         print(listener.port, flush=True)
 
         arrived = asyncio.Event()

@@ -1,6 +1,6 @@
 """Queue pairs alone: a completion queue for each, one for all, and one shared receive queue beside.
 
-    python -m aiordma.testing.softroce --engine qemu --counted -- \\
+    python -m aiordma_softroce --engine qemu --counted -- \\
         python tests/bench/growth_queues.py
 
 Without the messages, credits and slots of connections: what sharing gives by itself.  Both ends are

@@ -1,6 +1,6 @@
 """What it costs to register memory, and what the registration cache makes of it; and the limits.
 
-    python -m aiordma.testing.softroce --engine qemu --counted -- \\
+    python -m aiordma_softroce --engine qemu --counted -- \\
         python tests/bench/growth_registration.py
 
 For each size, the median of some rounds: microseconds of a registration on the loop's thread and

@@ -1,6 +1,6 @@
 """A completion queue and slots for each connection, a common queue, and a pool with one.
 
-    python -m aiordma.testing.softroce --engine qemu --counted -- \\
+    python -m aiordma_softroce --engine qemu --counted -- \\
         python tests/bench/growth_sharing.py
 
 For 10, 100 and 1,000 connections, with the settings of docs/sharing.md: what one pins and keeps

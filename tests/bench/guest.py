@@ -46,9 +46,9 @@ PACKAGES = (
 FORKED = "python:"
 FIRST_PORT = 18_600
 #: Of Python; a part of the bench does not need all of them.
-LIBRARIES = ("aiofastnet", "cffi", "ibverbs", "uvloop", "pyzmq")
+LIBRARIES = ("aiofastnet", "aiohttp", "cffi", "grpcio", "ibverbs", "uvloop", "pyzmq")
 #: Their modules of other names.
-MODULES = {"pyzmq": "zmq"}
+MODULES = {"pyzmq": "zmq", "grpcio": "grpc"}
 #: Of madvise(2), and the bit of an entry of pagemap(5) for a page that is there.
 _MADV_POPULATE_WRITE, _PRESENT = 23, 63
 #: Entries that are read at a time.  malloc changes its ways when large memory is freed: what a
@@ -144,7 +144,9 @@ def start(role: str, command: list[str], modules: dict[str, ModuleType]) -> Proc
 def listens(kind: str, port: int) -> bool:
     """Whether a program listens on the port: with the connection manager, or with TCP."""
     if kind == "tcp":
-        found = [line.split()[1:4] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        files = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))  # one for both has the second
+        lines = [line for each in files if each.exists() for line in each.read_text().splitlines()]
+        found = [line.split()[1:4] for line in lines if ":" in line]
         return any(at.endswith(f":{port:04X}") and state == "0A" for at, _, state in found)
     command = ["rdma", "resource", "show", "cm_id"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aiordma.testing.softroce.qemu import MORE, prepare
+from aiordma_softroce.qemu import MORE, prepare
 from tests.bench.guest import MARK
 from tests.bench.jobs import ONE_SIDED, Job
 from tests.bench.parse import PARSERS
@@ -116,7 +116,7 @@ def guest_lines(
         qemu: More words for QEMU.
         device: The software adapter of the guest.
     """
-    softroce = (sys.executable, "-m", "aiordma.testing.softroce", "--engine", "qemu", "--counted")
+    softroce = (sys.executable, "-m", "aiordma_softroce", "--engine", "qemu", "--counted")
     inside = (sys.executable, "-m", f"tests.bench.{program}", str(plan))
     command = (*softroce, "--device", device, "--timeout", "7200", "--", *inside)
     environment = {**os.environ, MORE: f"{os.environ.get(MORE, '')} {qemu}"}

@@ -5,7 +5,8 @@
 A plugin of QEMU's counts each load and store of a guest, and its bytes (accesses.c), while messages
 of 64 MiB go into an array of the program (into_peer.py): of the programs at both ends, and of the
 kernel, in which Soft-RoCE is the adapter.  The last row is a program that copies each message by
-itself: it shows that the count sees a copy.  `--record` writes the table into docs/benchmarks.md.
+itself: it shows that the count sees a copy.  `--record` writes the table into
+docs/benchmarks-all.md.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def write(found: Sequence[Moved], docs: Path = report.DOCS) -> None:
     Raises:
         ValueError: The page has no place for it.
     """
-    page = docs / "benchmarks.md"
+    page = docs / "benchmarks-all.md"
     table = markdown(HEAD, [each.row for each in found])
     page.write_text(report.between(page.read_text(), "bytes", table, "moved"))
 

@@ -28,7 +28,7 @@ def text(value: float | None) -> str:
 
 def tenths(value: float | None) -> str:
     """Microseconds of a message."""
-    return "-" if value is None else f"{value:.1f}"
+    return "-" if value is None else f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
 
 
 def ratio(ours: float | None, theirs: float | None) -> str:
@@ -48,6 +48,34 @@ def grown(results: Results, job: str, figure: str, side: str = "ours") -> float 
 
 
 # docs/benchmarks.md
+
+#: The rows that stand for all others: figure and what is beside it.
+SHORT = (
+    ("echo, 64 B, half round trip", "ib_send_lat -e"),
+    ("echo, 64 B, half round trip", "TCP"),
+    ("echo, 64 B, on asyncio's loop", "TCP"),
+    ("echo, 1 MiB, half round trip", "ib_send_lat -e"),
+    ("READ, 64 B, bytearray", "ib_read_lat -e"),
+    ("WRITE, 64 B, bytearray", "one_sided.c"),
+    ("line over streams, 64 B, half round trip", "TCP"),
+    ("stream bandwidth, 64 KiB, write and drain", "rstream"),
+    ("stream bandwidth, 64 KiB, write and drain", "TCP"),
+    ("connections a second, 50 at once", "cmtime"),
+)
+
+
+def short(_: Measured, rows: Sequence[Outcome]) -> str:
+    """The ratios of `SHORT`, and which way is better."""
+    found = {(row.goal.figure, row.goal.beside): row for row in rows}
+    shown: list[Row] = []
+    for key in SHORT:
+        row = found[key]
+        better = "less" if row.goal.better == "lower" else "more"
+        shown.append((*key, "-" if row.value is None else f"{row.value:.2f}, {better} is better"))
+    return markdown(("figure", "beside", "ours / theirs"), shown)
+
+
+# docs/benchmarks-all.md
 
 
 def goals(which: Sequence[Goal]) -> Maker:
@@ -150,13 +178,11 @@ _BULK = (
 
 def bulk(measured: Measured, _: Sequence[Outcome]) -> str:
     """What 64 KiB take over TCP, in C over the device, and over aiordma."""
-    head = ("64 KiB", "TCP", "C", "aiordma", "C / TCP", "aiordma / TCP", "aiordma / C")
+    head = ("64 KiB", "TCP", "C", "aiordma")
     rows: list[Row] = []
     for what, unit, *names in _BULK:
         tcp, program, ours = (median(measured.results, job, unit) for job in names)
-        shown = [text(value) for value in (tcp, program, ours)]
-        ratios = [ratio(program, tcp), ratio(ours, tcp), ratio(ours, program)]
-        rows.append((what, *shown, *ratios))
+        rows.append((what, *(text(value) for value in (tcp, program, ours))))
     return markdown(head, rows)
 
 
@@ -172,6 +198,17 @@ def large(measured: Measured, _: Sequence[Outcome]) -> str:
         a_byte = None if cost is None else cost * 1000 / size
         rows.append((f"{size:,}", *(text(n) for n in (checked, not_checked, cost, a_byte))))
     return markdown(head, rows)
+
+
+# docs/costs.md
+
+
+def costs(measured: Measured, _: Sequence[Outcome]) -> str:
+    """What the calls of docs/costs.md take."""
+    rows = [
+        (call, tenths(median(measured.results, job, figure))) for call, job, figure in plain.COSTS
+    ]
+    return markdown(("call", "us"), rows)
 
 
 def versions(measured: Measured, _: Sequence[Outcome]) -> str:
@@ -352,10 +389,10 @@ def tenfold(measured: Measured, _: Sequence[Outcome]) -> str:
 
 
 PAGES: Mapping[str, Mapping[str, Maker]] = {
-    "benchmarks.md": {
+    "benchmarks.md": {"short": short, "bulk": bulk},
+    "benchmarks-all.md": {
         "ordinary": goals(plain.ROWS),
         "plain": beside_tcp,
-        "bulk": bulk,
         "idle": figures([job.name for job in plain.idle()]),
         "goals": goals(GOALS),
         "latency": swept([sweeps.LATENCY]),
@@ -368,6 +405,7 @@ PAGES: Mapping[str, Mapping[str, Maker]] = {
         "growth": figures(["growth connect", "growth memory", "growth messages"]),
         "versions": versions,
     },
+    "costs.md": {"costs": costs},
     "hot-path.md": {"floors": floors},
     "growth.md": {
         "idle": idle,

@@ -12,6 +12,10 @@ what its process takes of the machine.  Both ends have default settings, except 
   many more, divided.  Without huge pages: in the time in which nothing runs the kernel joins pages
   to huge pages, in some runs, and a process then has memory that it has never used.
 - `streams`: the same of asyncio's streams.
+- `fan-out`: the client sends messages of 1 KiB over all of so many connections, by a `Broadcast`
+  and by an `await conn.send` for each in turn, and the server reads them.  The figures are
+  microseconds of the client until the message is posted over all; and of the posts alone, by the C
+  that both stand on.
 - `idle`: processor time that so many connections take while both programs do nothing, microseconds
   a second, of each process and of both.  The kernel's part is in them: Soft-RoCE sends, receives
   and acknowledges in the process that posts.
@@ -31,6 +35,7 @@ from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable
 
 import aiordma
+from aiordma._core import MessageState
 from tests.bench.growth_peer import memory
 from tests.bench.plain_peer import LOOPS, Told
 
@@ -48,6 +53,8 @@ FEW = 10
 POOL = aiordma.ConnectionConfig(
     shared_slots=9600, slot_size=4096, recv_depth=32, send_depth=16, rendezvous_window=2
 )
+#: Of a fan-out: bytes of a message, messages that are counted, and messages before.
+FAN_OUT_BYTES, FAN_OUTS, FIRST_FAN_OUTS = 1024, 100, 20
 SETTINGS = {"pool": POOL}
 KINDS = ("pinned", "resident")
 #: Of prctl(2).
@@ -83,9 +90,12 @@ def each(few: tuple[Told, Told], many: tuple[Told, Told], number: int) -> Told:
 
 
 async def tell(conn: aiordma.Connection) -> None:
-    """Answer each message with what this process takes."""
+    """Answer each message with what this process takes; one that is no question with nothing."""
     async with conn:
         async for question in conn:
+            if len(question) == FAN_OUT_BYTES:
+                await conn.send(b"")
+                continue
             await conn.send(json.dumps(TAKEN[bytes(question).decode()]()).encode())
 
 
@@ -159,6 +169,37 @@ async def grows(client: Client, number: int) -> Told:
     return each(few, await both(client.connections[0], "held"), number)
 
 
+async def fans_out(client: Client, number: int) -> Told:
+    """One message for many."""
+    await client.grow(number)
+    connections = client.connections
+    broadcast = aiordma.Broadcast(connections, slow="drop")
+    states = tuple(conn._state for conn in connections)
+    message = bytes(FAN_OUT_BYTES)
+
+    async def together() -> None:
+        assert (await broadcast.send(message)).sent == number
+
+    async def in_turn() -> None:
+        for conn in connections:
+            await conn.send(message)
+
+    async def posts() -> None:
+        assert MessageState.send_each(states, message, None) is None
+
+    told: Told = {}
+    for name, send in (("together", together), ("in turn", in_turn), ("posts", posts)):
+        took = 0.0
+        for count in range(FIRST_FAN_OUTS + FAN_OUTS):
+            begun = time.perf_counter()
+            await send()
+            if count >= FIRST_FAN_OUTS:
+                took += time.perf_counter() - begun
+            await asyncio.gather(*(conn.recv() for conn in connections))  # it has arrived
+        told[f"{name} us"] = took / FAN_OUTS * 1e6
+    return told
+
+
 async def idles(client: Client, number: int) -> Told:
     """Processor time."""
     await client.grow(number)
@@ -173,6 +214,7 @@ async def idles(client: Client, number: int) -> Told:
 
 MEASURES: dict[str, Callable[[Client, int], Awaitable[Told]]] = {
     "connects": connects, "pool": connects, "memory": grows, "idle": idles,
+    "fan-out": fans_out,
 }  # fmt: skip
 FORMS = (*MEASURES, "streams")
 

@@ -11,6 +11,8 @@ message is read as `bytes`.
 - `callers`, with 1 to 1000 tasks on one connection: each task sends a request with a number, and
   waits for the answer with this number.  The figures are microseconds a call, and calls a second.
 - `requests` is `callers` by `Connection.request`, and on the server by `handle_requests`.
+- `tasked` is `callers` with a task of the server for each call, as a handler of a request has: what
+  `requests` does, without its time limits, cancellation, errors and limits.
 - `echo`, with the bytes of a message: each message goes there and back.  The server is that of the
   README, and the client reads the answer.  The figure is half a round trip in microseconds.
   Over "handed" both ends are tasks of the client, without a wire.
@@ -45,7 +47,7 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 }
 SMALL = 64
 #: Calls of all tasks together, by the number of tasks.
-CALLERS = {1: 400, 100: 4000, 1000: 10_000}
+CALLERS = {1: 400, 16: 1600, 100: 4000, 1000: 10_000}
 MESSAGES = 2000
 #: Messages, or calls, before the clock runs; and of an echo.
 WARM_UP, ECHO_WARM_UP = 100, 20
@@ -199,6 +201,20 @@ async def answer(conn: Messages) -> None:
         await conn.send(request[: NUMBER.size] + ANSWER)
 
 
+async def answer_in_task(conn: Messages, request: bytes) -> None:
+    """Answer a request: what a handler does."""
+    await conn.send(request[: NUMBER.size] + ANSWER)
+
+
+async def answer_in_tasks(conn: Messages) -> None:
+    """Answer each request in a task of its own, which may end later than the next one's."""
+    loop, running = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+    async for message in conn:
+        task = loop.create_task(answer_in_task(conn, bytes(message)))
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+
 class Caller:
     """Calls of many tasks over one connection."""
 
@@ -234,16 +250,20 @@ async def call_often(conn: Messages, tasks: int) -> Told:
     return told
 
 
-async def timed_calls(call: Callable[[bytes], Awaitable[bytes]], tasks: int) -> Told:
+async def timed_calls(
+    call: Callable[[bytes], Awaitable[bytes]],
+    tasks: int,
+    request: bytes = bytes(SMALL - NUMBER.size),
+    count: int = 0,
+) -> Told:
     """The time of calls of so many tasks."""
-    request = bytes(SMALL - NUMBER.size)
 
     async def work(calls: int) -> None:
         for _ in range(calls):
             await call(request)
 
     took = 0.0
-    calls = CALLERS[tasks] // tasks
+    calls = (count or CALLERS[tasks]) // tasks
     for each in (max(WARM_UP // tasks, 1), calls):
         begun = time.perf_counter()
         async with asyncio.TaskGroup() as group:
@@ -333,6 +353,7 @@ def ask(way: Callable[[Messages, bytes, int], Awaitable[None]]) -> Use:
 FORMS: dict[str, tuple[Serve, Use]] = {
     "one-way": (collect, deliver),
     "callers": (answer, call_often),
+    "tasked": (answer_in_tasks, call_often),
     "requests": (reply, request_often),
     "echo": (echo, ask(exchange)),
     "timeout": (echo, ask(exchange_timed)),

@@ -1,4 +1,4 @@
-"""The pictures of docs/benchmarks.md, as SVG that is the same for the same figures."""
+"""The pictures of docs/benchmarks-all.md, as SVG that is the same for the same figures."""
 
 from __future__ import annotations
 

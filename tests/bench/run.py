@@ -127,7 +127,9 @@ def bench(*, rounds: int | None, again: bool, record: bool) -> int:
     if record:
         write_record(outcomes(measured, guarded()[0]), measured)
     missed = sum(row.verdict == "missed" for row in rows)
-    print(f"{len(rows)} goals, {missed} missed; the page: docs/benchmarks.md")
+    print(
+        f"{len(rows)} goals, {missed} missed; the pages: docs/benchmarks.md, docs/benchmarks-all.md"
+    )
     return finish(measured)
 
 

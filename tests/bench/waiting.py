@@ -108,7 +108,7 @@ def begin(rounds: int = 9, cpus: int = 2) -> None:
     inside = (sys.executable, "-m", "tests.bench.waiting", "inside", str(rounds), str(cpus))
     with tempfile.TemporaryFile("w+") as out:
         subprocess.run(
-            (sys.executable, "-m", "aiordma.testing.softroce", "--engine", "qemu", *engine,
+            (sys.executable, "-m", "aiordma_softroce", "--engine", "qemu", *engine,
              "--timeout", "3000", "--", *inside),
             cwd=Path(__file__).resolve().parents[2], stdout=out, check=True, env=os.environ,
         )  # fmt: skip

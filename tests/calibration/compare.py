@@ -83,7 +83,7 @@ def run_guest(device: str, recorder: Path, folder: Path, names: Sequence[str]) -
     left = list(names)
     for _ in range(DEATHS):
         launcher = (
-            sys.executable, "-m", "aiordma.testing.softroce", "--engine", "uml", "--kernel",
+            sys.executable, "-m", "aiordma_softroce", "--engine", "uml", "--kernel",
             KERNEL, "--device", device, "--timeout", str(GUEST_S), "--",
         )  # fmt: skip
         status = subprocess.run(

@@ -2,7 +2,7 @@
 
 By hand, on two hosts, with a number of atomics for each fault:
 
-    python -m aiordma.testing.softroce --engine uml --device rxe --hosts 2 --virtual-time -- \\
+    python -m aiordma_softroce --engine uml --device rxe --hosts 2 --virtual-time -- \\
         python -m tests.device.atomics_wire 5000
 """
 

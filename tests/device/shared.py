@@ -15,7 +15,7 @@ import pytest
 import aiordma
 from aiordma.verbs import AtomicCap, DeviceAttributes
 from aiordma.verbs.comp_channel import CompletionChannel
-from tests.device.oracle import adapter_objects, rdma_descriptors, settle, until
+from tests.device.oracle import adapter_objects, leased, rdma_descriptors, settle, until
 
 __all__ = [
     "address", "clean", "device_is_there", "is_siw", "no_lost_events", "warm",
@@ -50,7 +50,7 @@ def device_is_there() -> None:
     reason = aiordma.why_unavailable()
     if reason is not None:
         pytest.exit(
-            f"no RDMA device ({reason}); run: python -m aiordma.testing.softroce -- "
+            f"no RDMA device ({reason}); run: python -m aiordma_softroce -- "
             "python -m pytest tests/device",
             returncode=3,
         )
@@ -98,13 +98,13 @@ def no_lost_events() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 async def clean(request: pytest.FixtureRequest) -> AsyncIterator[None]:
-    """The oracle after every test: no task, fd, adapter object or unreported error is left."""
+    """The oracle after every test: no task, fd, object, lease or unreported error is left."""
     loop = asyncio.get_running_loop()
     loop.set_debug(True)
     loop.slow_callback_duration = 60  # a busy machine is no news, and logs are looked at
     reports: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: reports.append(context))
-    objects, descriptors = adapter_objects(), rdma_descriptors()
+    before = adapter_objects(), rdma_descriptors(), leased()
     lost = CompletionChannel.all_lost_events
     yield
     await settle()
@@ -114,6 +114,5 @@ async def clean(request: pytest.FixtureRequest) -> AsyncIterator[None]:
     assert not reports, f"errors that nobody handled: {reports}"
     with contextlib.suppress(TimeoutError):
         # A stream whose peer's program has ended closes by a timer, and no task waits for it.
-        await until(lambda: (rdma_descriptors(), adapter_objects()) == (descriptors, objects))
-    assert rdma_descriptors() == descriptors
-    assert adapter_objects() == objects
+        await until(lambda: (adapter_objects(), rdma_descriptors(), leased()) == before)
+    assert (adapter_objects(), rdma_descriptors(), leased()) == before

@@ -15,6 +15,7 @@ from aiordma.cm import EventChannel
 from aiordma.errors import ConnectionLostError
 from tests.device.oracle import until
 from tests.device.rsocket_peer import Peer
+from tests.inside.streams import with_depths
 from tests.native_ends import resolved
 from tests.rsocket_hostile import KEEPALIVE
 
@@ -22,12 +23,9 @@ SEED = os.environ.get("AIORDMA_TEST_SEED", "20241121")
 LIMIT_S = 20
 HALF = 4096
 DEPTH = 16
-CONFIG = StreamConfig(
-    receive_buffer_size=2 * HALF,
-    send_buffer_size=2 * HALF,
-    recv_depth=DEPTH,
-    rnr_retry_count=2,
-    close_timeout_s=2,
+CONFIG = with_depths(
+    StreamConfig(receive_buffer_size=2 * HALF, send_buffer_size=2 * HALF, close_timeout_s=2),
+    recv=DEPTH,
 )
 
 

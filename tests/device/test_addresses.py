@@ -24,7 +24,7 @@ from aiordma.cm import (
 )
 from aiordma.cm import address as address_module
 from aiordma.link import dialing
-from aiordma.testing.softroce.network import ADDRESS_V6
+from aiordma_softroce.network import ADDRESS_V6
 from tests.device.meeting import meet, part
 from tests.device.shared import OVER_FABRIC
 
@@ -251,14 +251,6 @@ async def test_a_dead_address_costs_the_head_start(address: str, known: dict[str
             )
 
 
-async def test_a_failure_starts_the_next_at_once(address: str, known: dict[str, Any]) -> None:
-    known["half-wrong"] = ["192.0.2.1", address]
-    async with aiordma.listen(address, 0) as listener:
-        async with asyncio.timeout(5):
-            client, server = await meet(listener, "half-wrong", happy_eyeballs_delay=60)
-        await part(client, server)
-
-
 async def test_the_loser_of_a_race_leaves_nothing(address: str, known: dict[str, Any]) -> None:
     """Both addresses are the listener's; what the loser has begun is undone on both sides."""
     known["both"] = [ADDRESS_V6, address]
@@ -274,23 +266,6 @@ async def test_the_loser_of_a_race_leaves_nothing(address: str, known: dict[str,
             await client.send(host.encode())
             assert bytes(await server.recv()) == host.encode()
             await part(client, server)
-
-
-async def test_all_addresses_fail(address: str, known: dict[str, Any], is_siw: bool) -> None:
-    known["all-wrong"] = ["192.0.2.1", ADDRESS_V6, address]
-    with pytest.raises(aiordma.ConnectionRejectedError) as caught:
-        await aiordma.connect("all-wrong", 9)
-    text = str(caught.value)
-    assert "no address of all-wrong could be connected to on port " in text
-    # In the call, or by the event that ends it: rdma_resolve_addr(3) allows for both.
-    assert re.search(r"192\.0\.2\.1: (rdma_resolve_addr|ADDR_ERROR): ENETUNREACH", text)
-    for part_ in (f"{address}: ", f"{ADDRESS_V6}: "):
-        assert part_ in text
-    assert isinstance(caught.value.__cause__, ExceptionGroup)
-    kinds = [type(error) for error in caught.value.__cause__.exceptions]
-    assert len(kinds) == 3
-    assert kinds.count(aiordma.ConnectionRejectedError) == 2
-    assert caught.value.status == (-errno.ECONNREFUSED if is_siw else 8)
 
 
 # Where from

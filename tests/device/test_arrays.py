@@ -13,7 +13,6 @@ import aiordma
 from aiordma.contrib.numpy import recv_array, send_array
 from tests.device.meeting import Pair, are_alive
 from tests.device.oracle import until
-from tests.device.stepping import Steps, for_every_step, run_canceled
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
@@ -34,37 +33,6 @@ async def test_arrays(pair: Pair, count: int, order: Any) -> None:
         assert np.array_equal(arrived, array)
         assert into is None or arrived is out
         out[:] = 0
-    await are_alive(pair)
-
-
-@pytest.mark.parametrize("count", [10, 400_000])
-async def test_a_cancel_at_every_step(pair: Pair, late: bool, count: int) -> None:
-    """Of either side: arrays stay whole, and none that is received is lost."""
-    client, server = pair
-
-    async def receive(steps: Steps) -> None:
-        array = np.arange(count)
-        sending = asyncio.create_task(send_array(client, array))
-        arrived = await run_canceled(recv_array(server), steps)
-        if arrived is None:
-            arrived = await recv_array(server)
-        assert np.array_equal(arrived, array)
-        await sending
-
-    async def send(steps: Steps) -> None:
-        first, second = np.arange(count), np.arange(count) + 1
-        receiving = asyncio.create_task(recv_array(server))
-        await run_canceled(send_array(client, first), steps)
-        last = asyncio.create_task(send_array(client, second))
-        arrived = await receiving
-        if arrived[0] == 0:
-            assert np.array_equal(arrived, first)
-            arrived = await recv_array(server)
-        assert np.array_equal(arrived, second)
-        await last
-
-    await for_every_step(receive, late=late, complete=False)
-    await for_every_step(send, late=late, complete=False)
     await are_alive(pair)
 
 

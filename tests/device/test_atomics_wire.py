@@ -24,4 +24,4 @@ async def test_each_value_is_right_or_an_error(fault: str) -> None:
     assert ended["right"] > COUNT // 2
     if fault == "jitter":
         # The wire is bad enough: of 500 atomics 8 to 50 were completed without a result.
-        assert ended["AtomicResultLostError"] > 0
+        assert ended["ResultLostError"] > 0

@@ -73,6 +73,7 @@ async def test_g05_messages_and_memory(address: str, mistakes: Mistakes) -> None
         async with server.expose(4096, read=True, write=True) as there:
             region = await client.register(4096)
             local = bytearray(8)
+            batch = client.batch()
             table: list[Bad] = [
                 ("send", client.send, [*NO_BYTES, STRIDED]),
                 ("send(imm)", lambda x: client.send(b"x", imm=x), NO_32_BITS),
@@ -90,6 +91,13 @@ async def test_g05_messages_and_memory(address: str, mistakes: Mistakes) -> None
                 ("write(data)", lambda x: client.write(there, x), [*NO_BYTES, STRIDED]),
                 ("write(offset)", lambda x: client.write(there, b"12345678", offset=x), NO_OFFSET),
                 ("write(imm)", lambda x: client.write(there, b"1", imm=x), NO_32_BITS),
+                ("batch.read(remote)", lambda x: batch.read(x, size=8), NO_REGION),
+                ("batch.read(into)", lambda x: batch.read(there, x), [*NO_BYTES, b"read-only"]),
+                ("batch.read(offset)", lambda x: batch.read(there, local, offset=x), NO_OFFSET),
+                ("batch.read(size)", lambda x: batch.read(there, size=x), [*NO_INT_OR_NONE, -1]),
+                ("batch.write(remote)", lambda x: batch.write(x, b"12345678"), NO_REGION),
+                ("batch.write(data)", lambda x: batch.write(there, x), [*NO_BYTES, STRIDED]),
+                ("batch.write(offset)", lambda x: batch.write(there, b"1", offset=x), NO_OFFSET),
                 ("fetch_add(value)", lambda x: client.fetch_add(there, x), NO_INT_OR_NONE),
                 ("fetch_add(remote)", lambda x: client.fetch_add(x, 1), NO_REGION),
                 (
@@ -130,6 +138,9 @@ async def test_g05_messages_and_memory(address: str, mistakes: Mistakes) -> None
             await works((client, server), LARGE)
             assert await client.read(there, local) == 8
         await part(client, server)
+
+
+NETWORKS = [5, "10.0.0.0/8", ["nonsense"], ["10.0.0.1/8"], [5], [None], ["fe80::/10%eth0"]]
 
 
 async def test_what_send_takes_is_told(address: str) -> None:
@@ -189,6 +200,14 @@ async def test_g05_connecting_and_listening(address: str, mistakes: Mistakes) ->
                 lambda x: aiordma.listen(address, 0, config=x),
                 [5, "x", StreamConfig()],
             ),
+            ("listen(allow)", lambda x: aiordma.listen(address, 0, allow=x), NETWORKS),
+            ("listen(deny)", lambda x: aiordma.listen(address, 0, deny=x), [None, *NETWORKS]),
+            (
+                "listen(authorize)",
+                lambda x: aiordma.listen(address, 0, authorize=x),
+                [5, "x", True],
+            ),
+            ("Keys", aiordma.Keys, [None, 5, b"x" * 16, {}, {"a": b"short"}, {5: b"x" * 16}]),
         ]
         mistakes.of_calls(table)
         ends = await meet(listener, address, config=SMALL)

@@ -17,7 +17,7 @@ import pytest
 import aiordma
 from aiordma import Connection, ConnectionConfig
 from aiordma.link import dialing
-from aiordma.testing.softroce.network import ADDRESS_V6
+from aiordma_softroce.network import ADDRESS_V6
 from tests.device.meeting import Pair, are_alive, paired, part
 from tests.device.oracle import settle, until
 from tests.device.stepping import Steps, for_every_step, run_canceled
@@ -29,15 +29,19 @@ pytestmark = [pytest.mark.device, pytest.mark.virtual_time]
 CONFIG = ConnectionConfig(recv_depth=4, send_depth=4, slot_size=4096, rendezvous_threshold=0)
 
 
-async def served(listener: aiordma.Listener, client: Connection) -> None:
-    """The listener has accepted this client, too, behind those that were canceled; close both."""
+async def served(listener: aiordma.Listener, *clients: Connection) -> None:
+    """The listener has accepted these clients, too, in any order, and canceled ones; close all."""
+    waiting = {client.get_extra_info("sockname"): client for client in clients}
     async for server in listener:
-        if server.get_extra_info("peername") == client.get_extra_info("sockname"):
-            await are_alive((client, server))
-            await part(client, server)
+        client = waiting.pop(server.get_extra_info("peername"), None)
+        if client is None:
+            await server.close()
+            continue
+        await are_alive((client, server))
+        await part(client, server)
+        if not waiting:
             return
-        await server.close()
-    pytest.fail("it was not accepted")
+    pytest.fail("they were not accepted")
 
 
 async def test_connect(address: str, late: bool) -> None:
@@ -83,8 +87,7 @@ async def test_connect_to_a_name_with_two_addresses(
             client = await run_canceled(connect(), steps)
             clients = [client] if client is not None else []
             clients.append(await connect(address))  # the listener is unharmed
-            for client in clients:
-                await served(listener, client)
+            await served(listener, *clients)
 
     assert await for_every_step(scenario, late=late) >= 3
 

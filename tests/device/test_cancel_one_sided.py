@@ -12,6 +12,7 @@ import pytest
 
 import aiordma
 from aiordma import ConnectionConfig
+from aiordma.verbs import SGE
 from tests.device.meeting import Pair, paired
 from tests.device.oracle import settle
 from tests.device.stepping import Steps, for_every_step, run_canceled
@@ -66,6 +67,32 @@ async def test_write(small_pair: Pair, late: bool, size: int) -> None:
             await run_canceled(client.write(region, bytes([number]) * size), steps)
             await client.write(region, bytes([number + 100]) * size)
             assert theirs == bytes([number + 100]) * size
+
+        assert await for_every_step(scenario, late=late, complete=False) >= 1
+
+
+async def test_a_batch(small_pair: Pair, late: bool) -> None:
+    """Copied and registered; what was canceled may take place, and lets go of its memory."""
+    client, server = small_pair
+    theirs = bytearray(4000)
+    async with server.expose(theirs, read=True, write=True) as region:
+
+        async def scenario(steps: Steps) -> None:
+            into, mine = bytearray(100), await client.register(4096)
+            batch = client.batch()
+            for number in range(20):
+                batch.write(region, bytes([number]) * 100, offset=100 * number)
+                batch.read(region, SGE(mine, 100 * number, 100), offset=100 * number)
+            batch.read(region, into, offset=1900)
+            if await run_canceled(batch.submit(), steps) is not None:
+                assert into == bytes([19]) * 100 == mine.view[1900:2000]
+            again = client.batch()
+            again.read(region, size=100, offset=100)
+            assert len((await again.submit())[0]) == 100
+            mine.close()
+            await mine.wait_closed()
+            await settle()
+            into.append(0)  # a canceled batch lets go of the buffer when the adapter has
 
         assert await for_every_step(scenario, late=late, complete=False) >= 1
 
@@ -145,3 +172,53 @@ async def test_memory_of_a_canceled_read_is_free_after_abort(address: str) -> No
         await settle()
         into.append(0)
         theirs.append(0)
+
+
+@pytest.mark.parametrize("notes", [True, False])
+@pytest.mark.parametrize("size", SIZES)
+async def test_noted_write(small_pair: Pair, late: bool, size: int, notes: bool) -> None:
+    """A canceled write may still tell of itself; those behind it arrive in order."""
+    client, server = small_pair
+    theirs = bytearray(size)
+    number = 0
+    lease = server.expose(theirs, write=True, notes=notes)
+    async with lease as region:
+
+        async def told() -> int | None:
+            if notes:
+                return (await anext(lease.notes())).imm
+            with await server.recv() as message:
+                return message.imm
+
+        async def scenario(steps: Steps) -> None:
+            nonlocal number
+            number += 1
+            first = client.write(region, bytes([number]) * size, imm=number)
+            done = await run_canceled(first, steps)
+            await client.write(region, bytes([number + 100]) * size, imm=number + 100)
+            found = await told()
+            if found == number:
+                found = await told()
+            else:
+                assert done is None
+            assert found == number + 100
+            assert theirs == bytes([number + 100]) * size
+
+        assert await for_every_step(scenario, late=late, complete=False) >= 1
+
+
+async def test_notes(small_pair: Pair, late: bool) -> None:
+    client, server = small_pair
+    lease = server.expose(bytearray(8), write=True, notes=True)
+    async with lease as region:
+
+        async def scenario(steps: Steps) -> None:
+            waiting = asyncio.create_task(run_canceled(anext(lease.notes()), steps))
+            await asyncio.sleep(0)
+            await client.write(region, b"x", imm=7)
+            note = await waiting
+            if note is None:
+                note = await anext(lease.notes())
+            assert note.imm == 7
+
+        assert await for_every_step(scenario, late=late, complete=False) >= 1

@@ -17,7 +17,7 @@ from tests.device.streaming import Note, stream_pair
 
 pytestmark = [pytest.mark.device, pytest.mark.virtual_time]
 
-CONFIG = StreamConfig(receive_buffer_size=4096, send_buffer_size=4096, recv_depth=16)
+CONFIG = StreamConfig(receive_buffer_size=4096, send_buffer_size=4096)
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 
 import pytest
 
 import aiordma
 from aiordma import ConnectionConfig
-from aiordma.cm import ConnectionId, EventChannel, EventType
+from aiordma.cm import ConnectionId, EventChannel
 from tests.device.oracle import until
-from tests.inside.endpoint import waiting_requests
+from tests.inside.endpoint import fail_at_hello, waiting_requests
 
 pytestmark = pytest.mark.device
 
@@ -81,7 +82,7 @@ async def test_nobody_listens(address: str) -> None:
 async def test_nobody_has_the_address() -> None:
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    with pytest.raises((aiordma.AddressError, aiordma.ConnectTimeoutError)) as caught:
+    with pytest.raises((aiordma.ConnectionFailedError, aiordma.ConnectTimeoutError)) as caught:
         await aiordma.connect("10.80.0.77", 7471, timeout=6)
     assert caught.value.hint or "is the" in str(caught.value)
     assert loop.time() - begun < 8
@@ -111,35 +112,6 @@ async def test_a_port_is_taken_once_and_free_again(address: str) -> None:
     for _ in range(5):
         async with aiordma.listen(address, port):
             pass
-
-
-async def test_fifty_connects_on_one_channel_each_get_their_own_events(address: str) -> None:
-    count = 50
-    # Patient: the last is served when all others are, however slow the machine is.
-    patient = ConnectionConfig(connect_timeout_s=50, handshake_timeout_s=50)
-    async with aiordma.listen(address, 0, backlog=count, config=patient) as listener:
-
-        async def knock(number: int) -> tuple[bytes, aiordma.Connection]:
-            connection = await aiordma.connect(
-                address, listener.port, private_data=number.to_bytes(2, "big"), config=patient
-            )
-            return bytes(await connection.recv()), connection
-
-        async def answer() -> list[aiordma.Connection]:
-            requests = listener.requests()
-            accepted = []
-            for _ in range(count):
-                request = await anext(requests)
-                connection = await request.accept()
-                await connection.send(request.private_data)
-                accepted.append(connection)
-            return accepted
-
-        answering = asyncio.create_task(answer())
-        answers = await asyncio.gather(*(knock(number) for number in range(count)))
-        assert [data for data, _ in answers] == [n.to_bytes(2, "big") for n in range(count)]
-        ends = [connection for _, connection in answers] + await answering
-        await asyncio.gather(*(connection.close() for connection in ends))
 
 
 async def test_fifty_native_ids_on_one_event_channel(address: str) -> None:
@@ -199,8 +171,8 @@ async def _try_to_connect(address: str, port: int, timeout: float = 40) -> BaseE
 
 @pytest.mark.virtual_time
 async def test_a_request_that_nobody_answers_is_refused(address: str) -> None:
-    config = ConnectionConfig(handshake_timeout_s=2)
-    async with aiordma.listen(address, 0, config=config) as listener:
+    limits = aiordma.ListenerLimits(handshake_timeout_s=2)
+    async with aiordma.listen(address, 0, limits=limits) as listener:
         listener.requests()
         with pytest.raises(aiordma.ConnectionRejectedError) as caught:
             await aiordma.connect(address, listener.port)
@@ -255,15 +227,13 @@ async def test_connections_outlive_their_listener(address: str) -> None:
     await server.close()
 
 
-async def test_events_of_the_native_layer_by_name(address: str) -> None:
-    channel = EventChannel()
-    cm_id = ConnectionId(channel)
-    iterator = aiter(channel)
-    await cm_id.resolve_addr((address, 7471), timeout=5)
-    event = await anext(iterator)
-    assert event.type == EventType.ADDR_RESOLVED
-    assert event.connection_id is cm_id
-    cm_id.close()
-    channel.close()
-    with pytest.raises(StopAsyncIteration):
-        await anext(iterator)
+async def test_an_adapter_that_fails_while_it_connects(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program has closed nothing: the connection is lost, for the adapter's reason."""
+    broken = OSError(errno.EIO, "the adapter is gone")
+    with fail_at_hello(monkeypatch, broken):
+        async with aiordma.listen(address, 0) as listener:
+            with pytest.raises(aiordma.ConnectionLostError) as raised:
+                await aiordma.connect(address, listener.port)
+    assert raised.value.__cause__ is broken

@@ -15,7 +15,6 @@ from aiordma import Connection, ConnectionConfig, Message
 from aiordma.verbs import Access, MemoryRegion, ProtectionDomain
 from tests.device.meeting import Pair
 from tests.device.oracle import collect
-from tests.inside.core import is_released
 
 pytestmark = pytest.mark.device
 
@@ -112,15 +111,6 @@ async def received(pair: Pair, size: int) -> Message:
     return message
 
 
-async def test_a00_a_view_of_a_received_message_in_a_cycle(pair: Pair) -> None:
-    for size in SIZES:
-        message: Any = await received(pair, size)
-        found: list[Any] = [memoryview(message)]
-        found.append(found)
-        del message, found
-        collect()
-
-
 async def test_a00_a_view_outlives_its_connection(pair: Pair) -> None:
     found: list[Any] = [memoryview(await received(pair, size)) for size in SIZES]
     found.append(found)
@@ -128,51 +118,6 @@ async def test_a00_a_view_outlives_its_connection(pair: Pair) -> None:
     assert [bytes(view) for view in found[:-1]] == [b"x" * size for size in SIZES]
     del found
     collect()
-
-
-@pytest.mark.parametrize("size", [10_000, 100_000, 1_000_000])
-async def test_a00b_the_real_error_leaves_the_block(pair: Pair, size: int) -> None:
-    server = pair[1]
-    message = await received(pair, size)
-
-    async def answer() -> None:
-        with message:
-            while True:  # the client reads nothing
-                await server.send(message)
-
-    error = BaseException()
-    try:
-        async with asyncio.timeout(0.5):
-            await answer()
-    except TimeoutError as exc:
-        error = exc
-    assert isinstance(error.__cause__, asyncio.CancelledError)
-    assert is_released(message)
-    with pytest.raises(ValueError, match="released"):
-        bytes(message)
-
-
-@pytest.mark.parametrize("size", [100, 100_000, 1_000_000])
-async def test_a00b_a_buffer_is_free_after_a_failed_send(pair: Pair, size: int) -> None:
-    client, server = pair
-    data = bytearray(size)
-
-    async def send() -> None:
-        while True:
-            await client.send(data)
-
-    error: BaseException | None = None
-    try:
-        async with asyncio.timeout(0.5):
-            await send()
-    except TimeoutError as exc:
-        error = exc
-    if size > 256 * 1024:  # the peer may be reading until then
-        client.abort()
-        await client.wait_closed()
-    data.clear()
-    assert error is not None
-    await server.close()
 
 
 @pytest.mark.parametrize("size", [100, 100_000])
@@ -208,22 +153,3 @@ async def test_a00_regions_over_views_in_cycles(pd: ProtectionDomain) -> None:
         await region.wait_closed()
         del region, found, view
         collect()
-
-
-async def test_a00_messages_are_none_the_worse_for_it(pair: Pair) -> None:
-    """The slots of messages that a failed block let go come back when nobody looks any more."""
-    client, server = pair
-    views = []
-    for number in range(3 * client.config.recv_depth):
-        await client.send(b"%d" % number)
-        message = await server.recv()
-        assert isinstance(message, Message)
-        try:
-            with message:
-                views.append(memoryview(message))
-                raise KeyError(number)
-        except KeyError:
-            assert bytes(views[-1]) == b"%d" % number
-        if number % 3 == 2:
-            views.clear()
-        del message

@@ -9,6 +9,7 @@ import pytest
 
 import aiordma
 from aiordma import ConnectionConfig, DatagramConfig
+from aiordma.datagram.port import SEND_DEPTH
 from tests.device.bad_arguments import (
     LIMIT_S,
     NO_BUFFER,
@@ -38,7 +39,7 @@ async def test_g05_datagrams(address: str) -> None:
         client, _ = await aiordma.create_datagram_endpoint(Inbox, (address, 0), config=CONFIG)
 
         async def works() -> None:
-            for number in range(CONFIG.send_depth + 4):
+            for number in range(SEND_DEPTH + 4):
                 client.sendto(b"%d" % number, where)
                 assert await inbox.received.get() == b"%d" % number
 

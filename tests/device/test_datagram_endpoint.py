@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma import DatagramAddress, create_datagram_endpoint, metrics
-from aiordma.testing.softroce.network import ADDRESS_V6
+from aiordma import DatagramAddress, create_datagram_endpoint
+from aiordma_softroce.network import ADDRESS_V6
 from tests.device.datagrams import Echo, Recorder, endpoint, where
 from tests.device.forking import in_child, outcome, refusals, silences
 from tests.device.shared import OVER_FABRIC, name_of_device
@@ -48,36 +48,6 @@ async def test_a_thousand_datagrams_there_and_back(address: str) -> None:
         assert not client.errors + server.errors
 
 
-async def test_datagrams_are_counted_at_both_ends(address: str) -> None:
-    before = metrics.snapshot().totals
-    async with (
-        endpoint(Echo, (address, 0)) as server,
-        endpoint(Recorder, remote_addr=where(server)) as client,
-    ):
-        for n in range(20):
-            client.transport.sendto(bytes(n))
-        await client.until(lambda: len(client.got) == 20)
-        seen = {each.number: each for each in metrics.snapshot().datagrams}
-        there, here = (seen[each.transport.get_extra_info("number")] for each in (server, client))
-        for each in (there, here):
-            assert (each.datagrams_sent, each.bytes_sent) == (20, 190)
-            assert (each.datagrams_received, each.bytes_received) == (20, 190)
-            assert (each.state, each.dropped, each.ignored) == ("open", 0, 0)
-            mtu = client.transport.get_extra_info("mtu")
-            assert each.pinned_bytes == 256 * (40 + mtu) + 64 * mtu
-            assert each.qpn > 0
-            assert each.device == client.transport.get_extra_info("device")
-        assert (there.sockname, there.peername) == (where(server), None)
-        assert here.peername == where(server)
-    after = metrics.snapshot()
-    assert not after.datagrams
-    totals = after.totals
-    assert totals.datagrams_sent - before.datagrams_sent == 40
-    assert totals.datagram_bytes_sent - before.datagram_bytes_sent == 380
-    assert totals.datagrams_received - before.datagrams_received == 40
-    assert totals.datagram_bytes_received - before.datagram_bytes_received == 380
-
-
 async def test_the_calls_of_a_protocol(address: str) -> None:
     async with endpoint(Recorder, (address, 0)) as server:
         transport, client = await create_datagram_endpoint(Recorder, remote_addr=where(server))
@@ -96,29 +66,6 @@ async def test_the_calls_of_a_protocol(address: str) -> None:
         transport.abort()
         await transport.wait_closed()
         assert client.calls.count("lost") == 1
-
-
-async def test_closing_before_the_destination_is_found(address: str) -> None:
-    async with endpoint(Recorder, (address, 0)) as server, endpoint(Recorder, (address, 0)) as one:
-        one.transport.sendto(b"first", where(server))
-        assert one.transport.get_write_buffer_size() == 5 + 8
-        one.transport.close()
-        await one.until(lambda: "lost" in one.calls)
-        await server.until(lambda: bool(server.got))
-        assert server.data == [b"first"]
-
-
-async def test_abort_drops_what_waits(address: str) -> None:
-    async with endpoint(Recorder, (address, 0)) as server, endpoint(Recorder, (address, 0)) as one:
-        one.transport.sendto(b"dropped", where(server))
-        one.transport.abort()
-        assert one.calls == ["made"], "connection_lost comes in a turn of its own"
-        await one.until(lambda: "lost" in one.calls)
-        assert one.lost is None
-        async with endpoint(Recorder, remote_addr=where(server)) as other:
-            other.transport.sendto(b"marker")
-            await server.until(lambda: bool(server.got))
-        assert server.data == [b"marker"]
 
 
 async def test_extra_info(address: str) -> None:
@@ -224,21 +171,6 @@ async def test_a_connected_endpoint_hears_its_peer_alone(address: str) -> None:
         client.transport.sendto(b"marker")
         await client.until(lambda: bool(client.got))
         assert client.data == [b"marker"]
-
-
-async def test_flow_control(address: str) -> None:
-    async with endpoint(Recorder, (address, 0)) as server, endpoint(Recorder, (address, 0)) as one:
-        one.transport.set_write_buffer_limits(high=1000, low=100)
-        assert one.transport.get_write_buffer_limits() == (100, 1000)
-        one.transport.sendto(bytes(900), where(server))  # which has to be found first
-        assert "pause" not in one.calls
-        one.transport.sendto(bytes(100), where(server))
-        assert one.calls == ["made", "pause"]
-        assert one.transport.get_write_buffer_size() == 1016
-        await one.until(lambda: "resume" in one.calls)
-        await server.until(lambda: len(server.got) >= 2)
-        assert one.calls == ["made", "pause", "resume"]
-        assert one.transport.get_write_buffer_size() == 0
 
 
 async def test_a_wildcard_stands_for_the_one_device(address: str) -> None:

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma import DatagramConfig, RdmaDatagramTransport, create_datagram_endpoint
+from aiordma import DatagramConfig, create_datagram_endpoint
+from aiordma.datagram.transport import RdmaDatagramTransport
 from tests.device.datagrams import Echo, Recorder, endpoint, network_device, run, where
 from tests.device.oracle import reported
 from tests.device.stepping import every_step, run_canceled
-from tests.inside.datagram import known_destinations, known_services
+from tests.inside.datagram import known_services
 
 pytestmark = pytest.mark.device
 
@@ -83,21 +84,6 @@ async def test_a_service_that_is_restarted_is_found_again(address: str) -> None:
     assert client.calls.count("lost") == 1
 
 
-async def test_a_buffer_that_is_full(address: str) -> None:
-    tiny = DatagramConfig(max_buffer_size=100)
-    async with (
-        endpoint(Recorder, (address, 0)) as server,
-        endpoint(Recorder, (address, 0), config=tiny) as one,
-    ):
-        for n in range(5):
-            one.transport.sendto(bytes([n]) * 30, where(server))  # 38 bytes in the buffer
-        await one.until(lambda: len(one.errors) >= 3)
-        assert {exc.errno for exc in one.errors if isinstance(exc, OSError)} == {errno.ENOBUFS}
-        await server.until(lambda: len(server.got) >= 2)
-        assert server.data == [bytes([n]) * 30 for n in (0, 1)]
-        assert one.calls.count("lost") == 0
-
-
 async def test_a_protocol_that_raises(address: str) -> None:
     class Clumsy(Recorder):
         def datagram_received(self, data: bytes, addr: Any) -> None:
@@ -115,24 +101,6 @@ async def test_a_protocol_that_raises(address: str) -> None:
             await server.until(lambda: len(server.got) >= 4)
     assert [type(report["exception"]) for report in reports] == [ZeroDivisionError] * 2
     assert all(report["protocol"] is server for report in reports)
-
-
-async def test_many_destinations(address: str) -> None:
-    """More than are kept: those that were not used for longest are found again."""
-    few = DatagramConfig(max_destinations=4)
-    async with endpoint(Recorder, (address, 0), config=few) as one:
-        transports = [(await create_datagram_endpoint(Recorder, (address, 0)))[0] for _ in range(8)]
-        for round_ in (b"1", b"2"):
-            for transport in transports:
-                other: Recorder = transport.get_protocol()
-                one.transport.sendto(round_, where(other))
-                await other.until(lambda o=other, r=round_: o.data and o.data[-1] == r)
-        assert known_destinations(one.transport) == 4
-        assert not one.errors
-        for transport in transports:
-            transport.close()
-        for transport in transports:
-            await transport.wait_closed()
 
 
 async def test_canceled_at_every_await(address: str, late: bool) -> None:

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from aiordma import DatagramAddress, DatagramConfig
+from aiordma import DatagramAddress
+from aiordma.datagram import destinations
 from tests.device.datagrams import Echo, Recorder, endpoint, network_device, run, where
 from tests.native_ends import beside
 
@@ -57,11 +58,13 @@ async def flood(server: Recorder) -> AsyncIterator[None]:
 
 
 @pytest.mark.kernel
-async def test_g09_forged_sources_do_not_stop_answers(address: str) -> None:
-    few = DatagramConfig(max_unresolved_sources=PLACES)
+async def test_g09_forged_sources_do_not_stop_answers(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(destinations, "MOST_UNRESOLVED", PLACES)
     async with (
         silent_neighbors(),
-        endpoint(Echo, (address, 0), config=few) as server,
+        endpoint(Echo, (address, 0)) as server,
         endpoint(Echo, (address, 0)) as service,
     ):
         async with flood(server):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.device.shared import name_of_device
+from tests.fabric.launching import outside
 
 # Programs of their own, on the loop that they are told.
 pytestmark = [pytest.mark.device, pytest.mark.program]
@@ -48,7 +49,8 @@ def test_the_report_has_every_line(loop_name: str, is_siw: bool) -> None:
     done = run_demo("--size=70K", "--pings=20", loop=loop_name)
     assert (done.returncode, done.stderr) == (0, "")
     for line in (
-        r"sending .* 100 % .*",
+        r"sending over RDMA .* 100 % .*",
+        r"sending over TCP .* 100 % .*",
         rf"device +{name_of_device(is_siw)} .*",
         r"port +1",
         r"GID +\S+:\S+ \(index \d+, (RoCE v[12]|iWARP)\)",
@@ -56,11 +58,30 @@ def test_the_report_has_every_line(loop_name: str, is_siw: bool) -> None:
         r"engine +(uml|qemu|host)",
         rf"event loop +{loop_name}",
         r"bytes +71680 .*",
-        r"throughput +\d+\.\d MiB/s.*",
-        r"round trip +p50 \d+\.\d us, p99 \d+\.\d us \(20 pings of 64 bytes\)",
-        r"sha256 match: [0-9a-f]{64} arrived",
+        r"pings +20 of 64 bytes",
+        r" +RDMA +TCP",
+        r"round trip, p50 +\d+\.\d us +\d+\.\d us *",
+        r"round trip, p99 +\d+\.\d us +\d+\.\d us *",
+        r"throughput +\d+\.\d MiB/s +\d+\.\d MiB/s *",
+        r"sha256 match: [0-9a-f]{64} arrived over RDMA",
+        r"sha256 match: [0-9a-f]{64} arrived over TCP",
     ):
         assert re.search(f"^{line}$", done.stdout, re.MULTILINE), line + "\n" + done.stdout
+
+
+def test_an_address_that_only_the_device_has(loop_name: str) -> None:
+    """As over the fabric: there is no TCP to measure, and the demo says so."""
+    words = ["--address=10.81.0.1", "--size=1", "--pings=1", f"--loop={loop_name}"]
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "aiordma_fabric", "--addresses=10.81.0.1", "--",
+            sys.executable, "-W", "error", str(DEMO), *words,
+        ],
+        env=outside(), capture_output=True, check=False, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "TCP was not measured: no interface of this machine has 10.81.0.1.\n" in done.stdout
+    assert "over TCP" not in done.stdout
 
 
 def test_the_gid_belongs_to_the_address(loop_name: str, address: str) -> None:

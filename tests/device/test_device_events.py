@@ -1,7 +1,7 @@
 """What a device tells of itself, and what its end does to those who use it.
 
 A port goes down here and comes up again, and nothing is sent in between; what fails while a card is
-down is in tests/runner/test_device_removal.py, where each test has a guest of its own.
+down is in tests/guests/test_device_removal.py, where each test has a guest of its own.
 
 A kernel that takes a device away from its users says so through the device's descriptor.  Software
 devices are not taken away, so that here the descriptor is made to say it; everything else is real.
@@ -25,17 +25,16 @@ from aiordma import ConnectionConfig
 from aiordma._ffi import lib
 from aiordma.cm import ConnectionEvent, EventType
 from aiordma.errors import DeviceRemovedError, FlushedError
-from aiordma.testing.softroce.network import ADDRESS_V6
 from aiordma.verbs import (
-    AsyncEvent,
     AsyncEventType,
     Context,
-    DeviceEvents,
     PortState,
     RecvWR,
     SharedReceiveQueue,
     async_event,
 )
+from aiordma.verbs.async_event import AsyncEvent, DeviceEvents
+from aiordma_softroce.network import ADDRESS_V6
 from tests.device.closing import Hall
 from tests.device.meeting import Pair, talk_both_ways
 from tests.device.oracle import until

@@ -23,7 +23,7 @@ import pytest
 import aiordma
 from aiordma.loop.workers import reaper
 from tests.device.oracle import Connecting, adapter_objects, collect, rdma_descriptors
-from tests.inside.loop import default_pool
+from tests.inside.loop import all_done, default_pool
 
 pytestmark = pytest.mark.device
 
@@ -32,7 +32,7 @@ MOMENTS = {"rxe": 16, "siw": 9}
 #: Seconds; the program has come to a steady state before.
 LATEST_S = 0.06
 LARGE = 400_000
-CONFIG = aiordma.ConnectionConfig(connect_timeout_s=20)
+CONNECT_S = 20
 
 
 class Failed(Exception):
@@ -50,7 +50,7 @@ class Program:
         self.rng = rng
 
     async def run(self, spawn: Spawn, at_the_end: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        async with aiordma.listen(self.address, 0, config=CONFIG) as listener:
+        async with aiordma.listen(self.address, 0) as listener:
             # Not with `async with`, which waits for the clients.
             server = await aiordma.start_server(self.echo_stream, self.address, 0)
             try:
@@ -84,17 +84,17 @@ class Program:
                     await connection.send(bytes(message)[:20] if len(message) > 64 else message)
 
     async def idle(self) -> None:
-        async with aiordma.connect(self.address, self.port, config=CONFIG) as connection:
+        async with aiordma.connect(self.address, self.port, timeout=CONNECT_S) as connection:
             await connection.recv()
 
     async def chat(self) -> None:
-        async with aiordma.connect(self.address, self.port, config=CONFIG) as connection:
+        async with aiordma.connect(self.address, self.port, timeout=CONNECT_S) as connection:
             while True:
                 await connection.send(b"x")
                 await connection.recv()
 
     async def large(self) -> None:
-        async with aiordma.connect(self.address, self.port, config=CONFIG) as connection:
+        async with aiordma.connect(self.address, self.port, timeout=CONNECT_S) as connection:
             while True:
                 await connection.send(bytes(LARGE))
                 (await connection.recv()).release()
@@ -102,7 +102,7 @@ class Program:
     async def visit(self) -> None:
         """Connecting, greeting, closing, by turns."""
         while True:
-            async with aiordma.connect(self.address, self.port, config=CONFIG) as connection:
+            async with aiordma.connect(self.address, self.port, timeout=CONNECT_S) as connection:
                 await connection.send(b"x")
 
     async def echo_stream(self, reader: Any, writer: Any) -> None:
@@ -234,8 +234,8 @@ def test_a02_a_program_ends_at_any_moment(
             connects.let_go()
             collect()
             for _ in range(2):
-                assert default_pool().drain(20)
-                assert reaper.drain(20)
+                assert all_done(default_pool(), 20)
+                assert all_done(reaper, 20)
         assert not seen, (seed + number, seen)
         assert adapter_objects() == objects, seed + number
         assert rdma_descriptors() == descriptors, seed + number

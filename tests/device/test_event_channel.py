@@ -12,7 +12,7 @@ import pytest
 import aiordma
 from aiordma.cm import ConnectionEvent, ConnectionId, EventChannel, EventType, Stage
 from tests.device.oracle import collect, until
-from tests.inside.cm import dispatch, kept_of, publish, take_event
+from tests.inside.cm import kept_of, publish
 from tests.native_ends import End, begun, close_all, joined, listening, parameters, resolved
 
 pytestmark = pytest.mark.device
@@ -184,44 +184,6 @@ async def test_a04_an_unread_event_does_not_keep_a_closed_id(events: EventChanne
 async def test_a04_the_limit_is_checked(wrong: int) -> None:
     with pytest.raises(ValueError, match="max_unread"):
         EventChannel(max_unread=wrong)
-
-
-async def test_i02_an_event_of_a_canceled_reader_is_for_the_next(events: EventChannel) -> None:
-    cm_id = ConnectionId(events)
-    first, second = [await begun(events.get_event(LIMIT_S)) for _ in range(2)]
-    event = ConnectionEvent(events, EventType.DISCONNECTED, 0, cm_id)
-    publish(events, event)
-    first.cancel()  # it was told, and has not run
-    async with asyncio.timeout(LIMIT_S):
-        assert await second is event
-        await asyncio.wait([first])
-    assert first.cancelled()
-    event.ack()
-    cm_id.close()
-
-
-async def test_i02_a_request_for_a_listener_that_was_just_closed_is_refused(
-    events: EventChannel, address: str
-) -> None:
-    listener = listening(events, address)
-    assert await events.get_event(0) is None  # the loop reads it from now on
-    loop = asyncio.get_running_loop()
-    loop.remove_reader(events.fileno())  # the request stays with the kernel
-    (client,) = await asked(address, listener, 1)
-    taken = None
-
-    def take() -> bool:
-        nonlocal taken
-        taken = take_event(events)
-        return taken is not None
-
-    await until(take, LIMIT_S)
-    assert isinstance(taken, tuple)
-    listener.close()
-    dispatch(events, taken)
-    async with asyncio.timeout(LIMIT_S):
-        await client  # refused
-    assert not kept_of(events)
 
 
 async def test_i02_requests_of_a_closed_listener_are_refused(

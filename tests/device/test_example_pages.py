@@ -19,12 +19,17 @@ from tests.device.shared import IS_SIW, name_of_device
 
 pytestmark = [pytest.mark.device, pytest.mark.program]
 
-RUNNER = "python -m aiordma.testing.softroce -- "
+RUNNER = "python -m aiordma_softroce -- "
 COMMANDS = {
     "kv.py": r"version 1\n\[0\.5 1\.  2\. \]\n",
     "parameter_server.py": r"(?s)worker .*round 1: .*largest error of a parameter: 0\.00\d\d\n.*",
     "copy_file.py": r"README\.md: \d+ bytes in .* s, sha256 [0-9a-f]{64}\n",
+    "kv_rejoin.py": (
+        r"(?s).*joined again .*\n\d+ blocks read, 16 regions of earlier lives refused\n.*"
+    ),
     "kv_transfer.py": r"(?s)listening .*(request \d+: \d+ blocks .*){12}.*",
+    "telemetry.py": r"subscribed\n4 readings, \d+ missed, none older than 0\.[0-3]\d\d s\n"
+    r"subscribed\n20 readings, \d+ missed, none older than \d\.\d{3} s\n",
     "chat.py": r"\* here: ann, bob\n\* bob has come\nbob: hello\n\* bob has left\n",
 }
 

@@ -228,6 +228,7 @@ for words in json.loads(sys.argv[1]):
         statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         continue
     sys.argv = words
+    sys.path.insert(0, os.path.dirname(words[0]))  # as for a program
     status = 0
     try:
         runpy.run_path(words[0], run_name="__main__")
@@ -261,6 +262,7 @@ OTHERS = (
     ("parameter_server.py", "work", "--host", "ADDRESS"),
     ("copy_file.py", "send", "--host", "ADDRESS", __file__),
     ("chat.py", "join", "--host", "ADDRESS", "name"),
+    ("telemetry.py", "subscribe", "--host", "ADDRESS"),
 )
 
 
@@ -295,7 +297,8 @@ def test_b08_each_example_is_interrupted() -> None:
     known |= {"client.py", "server.py", "demo_server.py"}
     # These have interruptions among their own tests.
     known |= {
-        "chat.py", "copy_file.py", "kv.py", "kv_transfer.py", "parameter_server.py", "rpc.py",
+        "chat.py", "copy_file.py", "kv.py", "kv_rejoin.py", "kv_transfer.py",
+        "parameter_server.py", "rpc.py", "telemetry.py",
     }  # fmt: skip
     known.add("by_hand_pyverbs.py")  # blocks in pyverbs, of the system's Python
     assert {path.name for path in EXAMPLES.glob("*.py")} == known

@@ -13,8 +13,6 @@ import pytest
 from aiordma import NotSupportedError
 from aiordma.verbs import (
     SGE,
-    DeviceClock,
-    ExtendedCompletion,
     ExtendedCompletionQueue,
     Opcode,
     RecvWR,
@@ -24,6 +22,8 @@ from aiordma.verbs import (
     WCOpcode,
     WCStatus,
 )
+from aiordma.verbs.context import DeviceClock
+from aiordma.verbs.cq_ex import ExtendedCompletion
 from tests.device.bringing_up import HandMade, connected, hand_made
 
 pytestmark = pytest.mark.device

@@ -74,12 +74,13 @@ async def test_a06_messages_in_a_forked_child(address: str) -> None:
     ):
         events = client.events()
         waiting = client.expose(64, read=True)
+        notes = client.expose(64, write=True, notes=True).notes()
         async with client.expose(64, read=True, write=True), await client.register(64) as region:
             await client.send(b"before")
             message = await server.recv()
 
             def child() -> Iterable[str]:
-                yield from refusals(listener, client, server, region, events, waiting)
+                yield from refusals(listener, client, server, region, events, waiting, notes)
                 yield from silences(listener, client, server, region, events, waiting)
                 if (said := outcome(message.release)) != "returned":
                     yield f"release: {said}"

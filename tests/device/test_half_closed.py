@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import array
 import asyncio
-import contextlib
 import os
 from typing import Any
 
@@ -118,21 +116,6 @@ async def test_the_end_waits_for_large_messages(pair: Pair) -> None:
         await server.recv()
 
 
-async def test_a_send_that_waits_is_refused_by_the_end(address: str) -> None:
-    config = ConnectionConfig(recv_depth=4, send_depth=4)
-    async with paired(address, config) as (client, server):
-        sends = [asyncio.create_task(client.send(b"x" * 100)) for _ in range(20)]
-        await until(lambda: any(task.done() for task in sends))
-        ending = asyncio.create_task(client.send_eof())
-        got = [message async for message in server]
-        await ending
-        done = await asyncio.gather(*sends, return_exceptions=True)
-        assert len(got) == done.count(None) >= 3
-        refused = [each for each in done if each is not None]
-        assert refused
-        assert all(isinstance(each, ResourceClosedError) for each in refused)
-
-
 async def test_the_peer_is_lost_after_the_end(pair: Pair) -> None:
     client, server = pair
     await client.send_eof()
@@ -144,18 +127,6 @@ async def test_the_peer_is_lost_after_the_end(pair: Pair) -> None:
         await client.send(b"more")
 
 
-async def test_a_canceled_end_is_sent_by_the_close(pair: Pair) -> None:
-    client, server = pair
-    await client.send(b"x")
-    ending = asyncio.create_task(client.send_eof())
-    await asyncio.sleep(0)
-    ending.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await ending
-    await client.close()
-    assert [bytes(message) async for message in server] == [b"x"]
-
-
 async def test_a_raw_connection_has_no_end_of_messages(address: str) -> None:
     async with paired(address, ConnectionConfig(raw=True)) as (client, _):
         with pytest.raises(aiordma.NotSupportedError, match="raw"):
@@ -163,22 +134,6 @@ async def test_a_raw_connection_has_no_end_of_messages(address: str) -> None:
 
 
 # -- several buffers
-
-
-@pytest.mark.parametrize("size", [0, *SIZES])
-async def test_several_buffers_are_one_message(pair: Pair, size: int) -> None:
-    client, server = pair
-    body = bytes(range(256)) * (size // 256) + bytes(size % 256)
-    parts: tuple[Any, ...] = (b"head", bytearray(b"er"), memoryview(body), array.array("H", [258]))
-    async with asyncio.TaskGroup() as group:
-        group.create_task(client.send(parts, imm=7))
-        group.create_task(client.send(list(parts)))
-        for imm in (7, None):
-            with await server.recv() as message:
-                assert message == b"header" + body + parts[3].tobytes()
-                assert message.imm == imm
-    await client.send([])
-    assert not await server.recv()
 
 
 # -- handles

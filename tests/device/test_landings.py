@@ -13,13 +13,21 @@ import pytest
 import aiordma
 from aiordma import Connection, ConnectionConfig, ListenerLimits, RemoteRegion
 from aiordma._core import FRAME_FREE, FRAME_MORE, LANDING_SHIFT, LANDINGS
-from aiordma.endpoint import link
 from aiordma.endpoint.config import LANDING_SIZES
-from aiordma.endpoint.wire import FRAME, RENDEZVOUS, FrameKind, Hello
+from aiordma.endpoint.large import landings
+from aiordma.endpoint.wire import (
+    FRAME,
+    KNOWS_LANDINGS,
+    RENDEZVOUS,
+    TAKES_BARE,
+    TAKES_FRAGMENTS,
+    FrameKind,
+    Hello,
+)
 from aiordma.errors import ConnectionLostError, ProtocolError, errno_error
-from aiordma.memory.byte_budget import PROCESS_BUDGET
+from aiordma.memory.governor import AHEAD, PROCESS
 from aiordma.verbs import Access
-from tests.device.meeting import are_alive, meet, paired, talk_both_ways
+from tests.device.meeting import are_alive, meet, paired
 from tests.device.oracle import until
 from tests.inside.endpoint import large_budget_of, link_of, pinned_beside, state_of
 
@@ -27,7 +35,7 @@ pytestmark = pytest.mark.device
 
 KIB, MIB = 1 << 10, 1 << 20
 #: A peer that has landings, takes checksums, and asks for none.
-HELLO = Hello(64, 8, 16 * KIB, MIB, takes_bare=True, knows_landings=True).pack(56)
+HELLO = Hello(64, 8, 16 * KIB, MIB, flags=TAKES_FRAGMENTS | TAKES_BARE | KNOWS_LANDINGS).pack(56)
 RAW = ConnectionConfig(raw=True, slot_size=256, recv_depth=64, send_depth=16, close_timeout_s=0.5)
 
 
@@ -57,47 +65,16 @@ async def test_a_message_is_a_single_request(address: str, size: int, *, is_siw:
     """Software iWARP has no immediates: messages go through slots there, or are read."""
     async with paired(address) as (client, server):
         await warmed(client, server, size)
-        assert bool(state_of(client).peer_landing) == (not is_siw)
+        assert bool(state_of(client).facts()["peer_landing"]) == (not is_siw)
         for sender, receiver in (client, server), (server, client):
-            before, read = state_of(sender).sent, state_of(receiver).bytes_read
+            before, read = state_of(sender).sent, state_of(receiver).facts()["bytes_read"]
             data = os.urandom(size)
             await sender.send(data)
             assert bytes(await receiver.recv()) == data
             if not is_siw:
                 assert state_of(sender).sent == before + 1
-                assert state_of(receiver).bytes_read == read
+                assert state_of(receiver).facts()["bytes_read"] == read
             await are_alive((receiver, sender))  # its frame says that the landing is free
-
-
-async def test_sizes_on_both_sides_of_each_landing(address: str) -> None:
-    async with paired(address) as (client, server):
-        for size in LANDING_SIZES[1:]:
-            for length in size - 1, size, size + 1:
-                await warmed(client, server, length)
-        await echo(client, server, 4 * MIB)
-
-
-async def test_messages_go_on_while_the_landing_is_taken(address: str, *, is_siw: bool) -> None:
-    """In order, whichever way each goes; a small one is not held up."""
-    async with paired(address) as (client, server):
-        await warmed(client, server, 64 * KIB)
-        sizes = [64 * KIB, 10, 64 * KIB, 20_000, 64 * KIB, 200 * KIB, 5, 64 * KIB]
-        blocks = [os.urandom(size) for size in sizes]
-        sends = [asyncio.create_task(client.send(block)) for block in blocks]
-        for block in blocks:
-            assert bytes(await server.recv()) == block
-        await asyncio.gather(*sends)
-        await talk_both_ways((client, server), 40, lambda rng: rng.choice((3, 7000, 65_536)))
-
-
-async def test_an_immediate_goes_through_slots(address: str) -> None:
-    async with paired(address) as (client, server):
-        await warmed(client, server, 64 * KIB)
-        before, data = state_of(client).sent, os.urandom(64 * KIB)
-        await client.send(data, imm=7)
-        message = await server.recv()
-        assert (bytes(message), message.imm) == (data, 7)
-        assert state_of(client).sent - before > 1
 
 
 async def test_a_message_in_a_landing_outlives_its_sender(address: str) -> None:
@@ -135,15 +112,18 @@ async def test_without_memory_messages_go_as_before(
     def refuse(*_: object) -> None:
         raise errno_error(errno.ENOMEM, "ibv_reg_mr")
 
-    monkeypatch.setattr(link, "MemoryRegion", refuse)
+    monkeypatch.setattr(landings, "MemoryRegion", refuse)
     async with paired(address) as (client, server):
         for size in 10_000, 64 * KIB, 200 * KIB:
             await warmed(client, server, size)
-        assert (state_of(server).landing, state_of(client).stage_size) == (0, 0)
-        assert link_of(server).buffers.account.try_take(0, 1)  # nothing is left counted
+        assert (state_of(server).facts()["landing"], state_of(client).facts()["stage_size"]) == (
+            0,
+            0,
+        )
+        assert link_of(server).buffers.account.lease(AHEAD, 1)  # nothing is left counted
         monkeypatch.undo()
         await warmed(client, server, 64 * KIB)
-        assert bool(state_of(server).landing) == (not link_of(server).context.is_iwarp)
+        assert bool(state_of(server).facts()["landing"]) == (not link_of(server).context.is_iwarp)
 
 
 async def test_landings_count_in_the_budgets(address: str, *, is_siw: bool) -> None:
@@ -153,14 +133,14 @@ async def test_landings_count_in_the_budgets(address: str, *, is_siw: bool) -> N
         ends = [await meet(listener, address) for _ in range(4)]
         for client, server in ends:
             await warmed(client, server, 60_000)
-        kept = large_budget_of(listener).ahead
+        kept = large_budget_of(listener).held(AHEAD)
         assert kept <= MIB // 4
         assert is_siw or kept >= 2 * LANDING_SIZES[1]
-        assert is_siw or not all(state_of(server).landing for _, server in ends)
+        assert is_siw or not all(state_of(server).facts()["landing"] for _, server in ends)
         for end in (end for pair in ends for end in pair):
             await end.close()
-        await until(lambda: large_budget_of(listener).ahead == 0, 60)
-    await until(lambda: PROCESS_BUDGET.ahead == 0, 60)
+        await until(lambda: large_budget_of(listener).held(AHEAD) == 0, 60)
+    await until(lambda: PROCESS.held(AHEAD) == 0, 60)
 
 
 async def test_a_threshold_of_0_is_for_no_landing(address: str) -> None:
@@ -168,14 +148,18 @@ async def test_a_threshold_of_0_is_for_no_landing(address: str) -> None:
     async with paired(address, config) as (client, server):
         await warmed(client, server, 20_000)
         for end in client, server:
-            assert (state_of(end).landing, state_of(end).peer_landing) == (0, 0)
+            assert (state_of(end).facts()["landing"], state_of(end).facts()["peer_landing"]) == (
+                0,
+                0,
+            )
 
 
 async def test_a_connection_without_large_messages_has_none(address: str) -> None:
     async with paired(address) as (client, server):
         await warmed(client, server, client.config.eager_size)
         for end in client, server:
-            assert (state_of(end).landing, state_of(end).stage_size) == (0, 0)
+            facts = state_of(end).facts()
+            assert (facts["landing"], facts["stage_size"]) == (0, 0)
             assert link_of(end).allowed == 0
 
 
@@ -201,7 +185,7 @@ async def offered(
             if kind == FrameKind.PING and flags >> LANDING_SHIFT:
                 break
         assert flags >> LANDING_SHIFT == 1
-        assert state_of(victim).asking
+        assert state_of(victim).facts()["asking"]
         size = LANDING_SIZES[1]
         try:
             yield raw, victim, RemoteRegion(addr, size, key, Access.REMOTE_WRITE)
@@ -264,5 +248,5 @@ async def test_what_a_peer_offers_is_bounded(address: str, *, is_siw: bool) -> N
             await raw.send(FRAME.pack(FrameKind.PING, flags, 0, 7, 1 << 40))
             while (await raw.recv())[0] != FrameKind.PONG:
                 pass
-        await until(lambda: state_of(victim).stage_size == LANDING_SIZES[-1])
+        await until(lambda: state_of(victim).facts()["stage_size"] == LANDING_SIZES[-1])
         assert pinned_beside(victim) - made == LANDINGS

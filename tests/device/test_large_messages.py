@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import random
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,8 +12,6 @@ import pytest
 import aiordma
 from aiordma import Connection, ConnectionConfig, RemoteRegion
 from aiordma._core import crc32c
-from aiordma.endpoint import slots
-from aiordma.endpoint.config import hello_of
 from aiordma.link import buffers
 from aiordma.verbs import Access, MemoryRegion
 from tests.device.meeting import Pair, are_alive, meet, paired
@@ -59,23 +56,6 @@ async def test_g04_a_software_adapter_checks_by_default(
         sums.clear()
 
 
-@pytest.mark.parametrize("asks", [(False, False), (True, False), (False, True)])
-async def test_g04_each_side_decides_for_what_it_receives(
-    address: str, asks: tuple[bool, bool]
-) -> None:
-    configs = [dataclasses.replace(FETCHED, check_large=ask) for ask in asks]
-    async with aiordma.listen(address, 0, config=configs[1]) as listener:
-        client, server = await meet(listener, address, config=configs[0])
-        checked = [end.get_extra_info("large_messages_checked") for end in (client, server)]
-        assert checked == list(asks)
-        for sender, receiver in ((client, server), (server, client)):
-            sending = asyncio.create_task(sender.send(b"abcd" * 10_000))
-            with await receiver.recv() as message:
-                assert message == b"abcd" * 10_000
-            await sending
-        await asyncio.gather(client.close(), server.close())
-
-
 @pytest.mark.parametrize("config", [ConnectionConfig(), FETCHED], ids=["defaults", "fetched"])
 async def test_large_messages_of_many_tasks_keep_the_order_of_the_calls(
     address: str, config: ConnectionConfig
@@ -91,22 +71,6 @@ async def test_large_messages_of_many_tasks_keep_the_order_of_the_calls(
             with await server.recv() as message:
                 received.append((message[0], len(message) - 1))
         assert received == list(enumerate(sizes))
-
-
-@pytest.mark.parametrize("size", SIZES)
-async def test_g04_a_buffer_that_changes_on_the_way_is_not_delivered(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
-    """The adapter's fault cannot be had at will; for the receiver this one is the same."""
-    client, server = pair
-    real = crc32c
-    wrong = iter([True])  # the sender's
-    monkeypatch.setattr(buffers, "crc32c", lambda *args: real(*args) ^ next(wrong, False))
-    sending = asyncio.create_task(client.send(bytes(size)))
-    with pytest.raises(aiordma.MessageDamagedError, match=f"{size} bytes does not match"):
-        await asyncio.wait_for(server.recv(), 20)
-    with pytest.raises(aiordma.ConnectionLostError):
-        await asyncio.wait_for(sending, 20)
 
 
 @pytest.fixture
@@ -183,26 +147,4 @@ async def test_g03_what_was_read_cannot_be_changed(
             assert into == data
             await overwrite(server, client, keys_of(client, open_memory))
             assert into == data
-        await asyncio.gather(client.close(), server.close())
-
-
-async def test_g04_an_insisting_program_and_a_peer_that_knows_no_checksums(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = hello_of
-    monkeypatch.setattr(
-        slots, "hello_of",
-        lambda *args, **options: dataclasses.replace(
-            real(*args, **options), knows_checksums=False, asks_checksums=False
-        ),
-    )  # fmt: skip
-    async with aiordma.listen(address, 0, config=FETCHED) as listener:
-        insists = dataclasses.replace(FETCHED, check_large=True)
-        client, server = await meet(listener, address, config=insists)
-        await are_alive((client, server))
-        sending = asyncio.create_task(server.send(bytes(100_000)))
-        with pytest.raises(aiordma.ProtocolError, match="no checksums"):
-            await asyncio.wait_for(client.recv(), 20)
-        with pytest.raises(aiordma.ConnectionLostError):
-            await asyncio.wait_for(sending, 20)
         await asyncio.gather(client.close(), server.close())

@@ -173,7 +173,7 @@ async def test_an_operation_is_done_or_was_not(pair: Pair) -> None:
             piece = SGE(region, 0, 8)
             try:
                 with refused(number):
-                    operation = state_of(client).write(remote, piece, 0)
+                    operation = state_of(client).write(remote, piece, 0, None)
             except MemoryError:
                 failures += 1
             else:

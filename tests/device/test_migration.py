@@ -14,7 +14,7 @@ from aiordma.cm import (
     PortSpace,
     Stage,
 )
-from aiordma.errors import ResourceBusyError, ResourceClosedError
+from aiordma.errors import RdmaOSError, ResourceClosedError
 from tests.device.closing import Hall
 
 pytestmark = pytest.mark.device
@@ -66,6 +66,17 @@ async def test_a_step_under_way_goes_on(address: str) -> None:
         assert await kinds(old, 0) == []
 
 
+async def test_a_way_that_is_being_found_goes_on(address: str) -> None:
+    async with EventChannel() as old, EventChannel() as new, ConnectionId(old) as cm_id:
+        number = cm_id.number
+        finding = asyncio.create_task(cm_id.find((address, 7471), timeout=5))
+        await asyncio.sleep(0)  # the address is asked for, and the id goes on by itself
+        cm_id.migrate(new)
+        await finding
+        assert cm_id.stage is Stage.ROUTE_RESOLVED
+        assert cm_id.number == number
+
+
 async def test_unacknowledged_events_refuse_a_migration(hall: Hall) -> None:
     client, server = await hall.connected(await_=False)
     old, other = client.cm_id.event_channel, EventChannel()
@@ -73,7 +84,7 @@ async def test_unacknowledged_events_refuse_a_migration(hall: Hall) -> None:
     event = await old.get_event(5)
     assert event is not None
     assert event.type == EventType.DISCONNECTED
-    with pytest.raises(ResourceBusyError, match="1 events of the connection id"):
+    with pytest.raises(RdmaOSError, match="1 events of the connection id"):
         client.cm_id.migrate(other)
     assert client.cm_id.event_channel is old
     event.ack()

@@ -7,7 +7,8 @@ import errno
 import pytest
 
 from aiordma import NotSupportedError
-from aiordma.verbs import BringUp, DeviceClock, ExtendedCompletionQueue, WCFields
+from aiordma.verbs import BringUp, ExtendedCompletionQueue, WCFields
+from aiordma.verbs.context import DeviceClock
 from tests.device.bringing_up import hand_made
 
 pytestmark = [pytest.mark.device, pytest.mark.siw]

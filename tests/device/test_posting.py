@@ -21,7 +21,6 @@ from aiordma.verbs import (
 )
 from tests.device.ends import Ends
 from tests.device.posting import (
-    DEPTH,
     completions,
     posting_ends,
     received,
@@ -167,25 +166,6 @@ async def test_empty_pieces(ends: Ends, is_siw: bool) -> None:
         server.qp.post_recv(RecvWR(1))
         await client.qp.send([])
         await received(server, 0)
-    await still_works(ends)
-
-
-async def test_limits_are_what_the_device_gave(ends: Ends) -> None:
-    limits = ends.client.qp.limits
-    assert limits.max_send_wr >= DEPTH
-    assert limits.max_recv_wr >= DEPTH
-    assert limits.max_send_sge >= 3
-    assert limits.max_recv_sge >= 3
-    assert limits.max_inline_data >= 64
-    # As many bytes as the limit says do fit, and one more does not.
-    client, server = ends.client, ends.server
-    most = limits.max_inline_data
-    client.mr.view[: most + 1] = bytes(range(1, most + 2))
-    server.qp.post_recv(RecvWR(sg_list=[SGE(server.mr)]))
-    await client.qp.send(SGE(client.mr, 0, most), inline=True)
-    assert await received(server, most) == bytes(client.mr.view[:most])
-    with pytest.raises(ValueError, match=rf"limits\.max_inline_data is {most}"):
-        await client.qp.send(SGE(client.mr, 0, most + 1), inline=True)
     await still_works(ends)
 
 

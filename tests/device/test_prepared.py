@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tracemalloc
 from typing import Any
 
 import pytest
@@ -29,24 +28,6 @@ pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 __all__ = ["posting_ends"]  # the fixture `ends`
 
 # Executing
-
-
-async def test_one_object_a_thousand_times(ends: Ends) -> None:
-    client, server = ends.client, ends.server
-    receive = server.qp.prepare_recv(RecvWR(5, [SGE(server.mr, 0, 64)]))
-    send = client.qp.prepare_send(SendWR(6, [SGE(client.mr, 0, 4)]))
-    assert len(send) == len(receive) == 1
-    for number in range(1000):
-        client.mr.view[:4] = number.to_bytes(4, "big")
-        assert receive.execute() is receive
-        assert send.execute() is send
-        assert send.is_success
-        assert await numbers(server, 1) == [5]
-        assert await numbers(client, 1) == [6]
-        assert bytes(server.mr.view[:4]) == number.to_bytes(4, "big")
-    assert client.qp.outstanding == server.qp.outstanding == 0
-    send.free()
-    receive.free()
 
 
 @pytest.mark.smoke
@@ -79,7 +60,7 @@ async def test_a_full_queue(ends: Ends) -> None:
         for _ in range(DEPTH):
             send.execute()
         # Nobody has looked at the completions: the places are still taken.
-        with pytest.raises(aiordma.ResourceBusyError, match="0 free places"):
+        with pytest.raises(aiordma.RdmaOSError, match="0 free places"):
             send.execute()
         assert not send.is_success
         assert client.qp.outstanding == DEPTH
@@ -294,27 +275,3 @@ async def test_freed_by_the_garbage_of_nobody(ends: Ends) -> None:
     collect()
     await client.qp.send(SGE(client.mr, 0, 3))
     assert await numbers(server, 1) == [8]
-
-
-async def test_an_execution_keeps_no_object(ends: Ends) -> None:
-    client, server = ends.client, ends.server
-    addr, rkey = server.mr.addr, server.mr.rkey
-    write = SendWR(1, [SGE(client.mr, 0, 1)], Opcode.RDMA_WRITE, SendFlags.SIGNALED, 0, addr, rkey)
-    with client.qp.prepare_send(write) as send:
-        for _ in range(20):
-            send.execute()
-            await numbers(client, 1)
-        collect()
-        tracemalloc.start()
-        try:
-            send.execute()
-            before, _ = tracemalloc.get_traced_memory()
-            tracemalloc.reset_peak()
-            for _ in range(DEPTH - 1):
-                send.execute()
-            after, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        assert after - before < 100
-        assert peak - before < 1000
-        await numbers(client, DEPTH)

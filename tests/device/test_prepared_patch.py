@@ -242,7 +242,7 @@ async def test_flags(ends: Ends) -> None:
     await completions(server, 1)
     assert client.cq.poll() == []
     assert client.qp.outstanding == 1
-    with pytest.raises(aiordma.ResourceBusyError, match="SIGNALED cannot change"):
+    with pytest.raises(aiordma.RdmaOSError, match="SIGNALED cannot change"):
         post.patch(send_flags=SendFlags.SIGNALED)
     client.qp.post_send(SendWR(3, [SGE(client.mr, 0, 8)]))
     assert await numbers(client, 1) == [3]

@@ -11,7 +11,7 @@ import pytest
 
 from tests.device.oracle import until
 from tests.device.streaming import LIMIT_S, stream_pair
-from tests.inside.streams import buffered, in_the_ring, is_waiting
+from tests.inside.streams import buffered, in_the_ring
 
 pytestmark = pytest.mark.device
 
@@ -81,20 +81,6 @@ async def test_no_memory_is_taken_for_bytes_that_have_not_come(address: str) -> 
         assert await reader.readexactly(3) == b"few"
 
 
-async def test_the_end_of_the_stream(address: str) -> None:
-    data = random.Random(1).randbytes(2 * MIB)
-    async with stream_pair(address) as ((reader, _), (_, writer)):
-        sending = asyncio.create_task(put(writer, data))
-        reading = asyncio.create_task(reader.readexactly(3 * MIB))
-        await sending
-        writer.write_eof()
-        async with asyncio.timeout(LIMIT_S):
-            with pytest.raises(asyncio.IncompleteReadError) as raised:
-                await reading
-        assert (raised.value.partial, raised.value.expected) == (data, 3 * MIB)
-        assert await reader.read() == b""
-
-
 @pytest.mark.parametrize("size", [3 * MIB, 65 * MIB])
 async def test_the_end_of_the_connection(address: str, size: int) -> None:
     """The same, whichever way the bytes take."""
@@ -122,19 +108,6 @@ async def test_an_exception_of_the_protocol(address: str, size: int) -> None:
                 await wait
         assert data.startswith(buffered(reader))
         assert len(buffered(reader)) > MIB
-
-
-async def test_a_second_reader_is_refused_and_harms_nothing(address: str) -> None:
-    data = random.Random(3).randbytes(MIB)
-    async with stream_pair(address) as ((reader, _), (_, writer)):
-        reading = asyncio.create_task(reader.readexactly(MIB))
-        writer.write(data[:1000])
-        await until(lambda: is_waiting(reader))
-        with pytest.raises(RuntimeError, match="another coroutine"):
-            await reader.readexactly(MIB)
-        writer.write(data[1000:])
-        async with asyncio.timeout(LIMIT_S):
-            assert await reading == data
 
 
 async def test_canceled_in_the_middle_again_and_again(address: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import aiordma
 from aiordma import Connection, ConnectionConfig, RemoteRegion
-from aiordma.endpoint.wire import FRAME, FRAME_SIZE, RENDEZVOUS, FrameKind, Hello
+from aiordma.endpoint.wire import FRAME, FRAME_SIZE, KNOWS_CHECKSUMS, RENDEZVOUS, FrameKind, Hello
 from aiordma.verbs import Access
 from tests.device.meeting import are_alive, paired
 from tests.inside.endpoint import link_of
@@ -22,7 +22,7 @@ from tests.inside.endpoint import link_of
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
 COPIED, REGISTERED = 20_000, 300_000
-HELLO = Hello(64, 8, 16 * 1024, 1024, takes_fragments=False).pack(56)
+HELLO = Hello(64, 8, 16 * 1024, 1024, flags=KNOWS_CHECKSUMS).pack(56)
 RAW = ConnectionConfig(raw=True, slot_size=256, recv_depth=64, send_depth=16)
 GREETING = FRAME.pack(FrameKind.CREDIT, 0, 0, 0, 0)
 

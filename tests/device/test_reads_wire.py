@@ -60,7 +60,7 @@ class Scene:
             except aiordma.ConnectionLostError:
                 self.ended["lost"] += 1
                 break
-            except aiordma.ReadIncompleteError:
+            except aiordma.ResultLostError:
                 self.ended["incomplete"] += 1
             else:
                 self.ended["right" if mine == self._theirs else "wrong"] += 1

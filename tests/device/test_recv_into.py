@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import errno
 import itertools
-import mmap
 import os
 import random
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from multiprocessing import shared_memory
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +22,7 @@ from tests.device.forking import in_child, outcome
 from tests.device.meeting import Pair, are_alive, paired
 from tests.device.oracle import until
 from tests.device.stepping import Steps, for_every_step, run_canceled
-from tests.inside.endpoint import fetches_of, link_of
+from tests.inside.endpoint import link_of
 from tests.inside.verbs import note_regions
 
 pytestmark = pytest.mark.device
@@ -107,84 +104,8 @@ def _bytearray(size: int) -> Any:
     return bytearray(size)
 
 
-def _anonymous(size: int) -> Any:
-    return mmap.mmap(-1, size)
-
-
 def _ctypes(size: int) -> Any:
     return (ctypes.c_char * size)()
-
-
-def _structured(size: int) -> Any:
-    return np.zeros(size // 12, [("at", "M8[us]"), ("n", ">i4")]).view("V12")
-
-
-def _two_dimensions(size: int) -> Any:
-    return np.zeros((size // 32, 4))
-
-
-@pytest.mark.parametrize("make", [_bytearray, _anonymous, _ctypes, _structured, _two_dimensions])
-@pytest.mark.parametrize("size", [960, 6 * MIB])
-async def test_kinds_of_memory(fetching: Pair, make: Callable[[int], Any], size: int) -> None:
-    client, server = fetching
-    buffer, data = make(size), os.urandom(size)
-    receiving = asyncio.create_task(server.recv_into(buffer))
-    await client.send(data)
-    assert await receiving == size
-    assert bytes(buffer) == data
-
-
-async def test_shared_memory(fetching: Pair) -> None:
-    client, server = fetching
-    memory = shared_memory.SharedMemory(create=True, size=3 * MIB)
-    try:
-        data = os.urandom(3 * MIB)
-        assert memory.buf is not None
-        receiving = asyncio.create_task(server.recv_into(memory.buf))
-        await client.send(data)
-        assert await receiving == len(data)
-        assert bytes(memory.buf[: len(data)]) == data
-    finally:
-        memory.close()  # BufferError if it is exported still
-        memory.unlink()
-
-
-@pytest.mark.parametrize("flags", [mmap.MAP_SHARED, mmap.MAP_PRIVATE])
-async def test_a_file(fetching: Pair, tmp_path: Path, flags: int) -> None:
-    """Read in place, or copied: not every kernel registers the pages of a file."""
-    client, server = fetching
-    path, data = tmp_path / "file", os.urandom(3 * MIB)
-    path.write_bytes(bytes(len(data)))
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0, flags) as memory:
-        receiving = asyncio.create_task(server.recv_into(memory))
-        await client.send(data)
-        assert await receiving == len(data)
-        assert memory[:] == data
-    assert (path.read_bytes() == data) == (flags == mmap.MAP_SHARED)
-
-
-@pytest.mark.parametrize("refused", [True, False])
-async def test_memory_that_the_kernel_does_not_register(
-    fetching: Pair, monkeypatch: pytest.MonkeyPatch, refused: bool, *, is_siw: bool
-) -> None:
-    """The message is read into memory of the library, and copied."""
-    client, server = fetching
-    array, data = np.zeros(4 * MIB, "u1"), os.urandom(4 * MIB)
-    await asyncio.gather(client.send(b"first"), server.recv_into(array))
-    reads, link = note_reads(server, monkeypatch), link_of(server)
-    real = type(link).register
-
-    async def register(self: Any, buffer: Any, access: Access) -> Any:
-        if self is link and refused:
-            raise OSError(errno.EFAULT, "ibv_reg_mr: Bad address")
-        return await real(self, buffer, access)
-
-    monkeypatch.setattr(type(link), "register", register)
-    await asyncio.gather(client.send(data), server.recv_into(array))
-    assert array.tobytes() == data
-    inside = [array.ctypes.data <= at < array.ctypes.data + len(data) for at, _ in reads]
-    assert len(inside) == 4
-    assert set(inside) == {not refused and not is_siw}
 
 
 async def test_a_buffer_is_locked_while_it_is_received_into(fetching: Pair) -> None:
@@ -201,25 +122,6 @@ async def test_a_buffer_is_locked_while_it_is_received_into(fetching: Pair) -> N
         await asyncio.sleep(0)
     assert await receiving == len(buffer)
     buffer.clear()
-    await sending
-
-
-@pytest.mark.parametrize("size", [100, 60 * KIB, 3 * MIB])
-async def test_too_small(fetching: Pair, size: int) -> None:
-    client, server = fetching
-    data = os.urandom(size)
-    sending = asyncio.create_task(client.send(data))
-    for _ in range(2):
-        with pytest.raises(aiordma.MessageTooLargeError, match=f"has {size} bytes"):
-            await server.recv_into(bytearray(size - 1))
-    buffer = bytearray(size)
-    assert await server.recv_into(buffer) == size
-    assert buffer == data
-    await sending
-    sending = asyncio.create_task(client.send(data))
-    with pytest.raises(aiordma.MessageTooLargeError):
-        await server.recv_into(bytearray(size - 1))
-    assert await server.recv() == data
     await sending
 
 
@@ -248,71 +150,6 @@ async def test_cancel_at_every_step(fetching: Pair, late: bool, size: int) -> No
             await sending
 
     assert await for_every_step(scenario, late=late, complete=False) >= 1
-
-
-async def test_many_tasks_of_both_kinds(fetching: Pair) -> None:
-    """Messages come in their order, whatever kind of task waits for the next."""
-    client, server = fetching
-    rng = random.Random(7)
-    sizes = [rng.choice((3, 5000, 100 * KIB, 300 * KIB, 2 * MIB)) for _ in range(40)]
-    got: list[tuple[int, int]] = []
-
-    async def receive(into: bool) -> None:
-        buffer = bytearray(max(sizes))
-        while len(got) < len(sizes):
-            if into:
-                size = await server.recv_into(buffer)
-                got.append((buffer[0], size))
-            else:
-                with await server.recv() as message:
-                    got.append((message[0], len(message)))
-
-    async def send() -> None:
-        for number, size in enumerate(sizes):
-            await client.send(bytes([number]) * size)
-
-    tasks = [asyncio.create_task(receive(number % 3 > 0)) for number in range(6)]
-    await send()
-    await until(lambda: len(got) == len(sizes))
-    assert got == list(enumerate(sizes))
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
-
-
-async def test_both_ends_at_once(fetching: Pair) -> None:
-    """Each receives while it sends."""
-
-    async def one_way(sender: Connection, receiver: Connection, seed: int) -> None:
-        data = random.Random(seed).randbytes(3 * MIB)
-        array = np.zeros(len(data), "u1")
-        for _ in range(4):
-            array[:] = 0
-            await asyncio.gather(sender.send(data), receiver.recv_into(array))
-            assert array.tobytes() == data
-
-    client, server = fetching
-    await asyncio.gather(one_way(client, server, 1), one_way(server, client, 2))
-
-
-@pytest.mark.parametrize("size", [300_000, 3 * MIB])
-async def test_a_peer_that_changes_the_bytes_meanwhile(address: str, size: int) -> None:
-    """The checksum of the sender is of other bytes; what came stays in the buffer, unheeded."""
-    config = ConnectionConfig(
-        rendezvous_threshold=0,
-        receive_buffer_size=1,  # none comes ahead
-        check_large=True,
-    )
-    async with paired(address, config) as (client, server):
-        array, data = np.zeros(size, "u1"), bytearray(size)
-        await asyncio.gather(client.send(b"first"), server.recv_into(array))
-        sending = asyncio.create_task(client.send(data))
-        await until(lambda: fetches_of(server) == 1)  # it is announced
-        data[size // 2] ^= 1
-        with pytest.raises(aiordma.MessageDamagedError, match=f"{size} bytes does not match"):
-            await server.recv_into(array)
-        with pytest.raises(aiordma.ConnectionLostError):
-            await sending
 
 
 async def receive_all(first: Awaitable[int], server: Connection, buffer: bytearray) -> None:
@@ -348,28 +185,74 @@ async def test_a_peer_that_is_killed_in_the_middle(
             await process.wait()
 
 
-@pytest.mark.parametrize("how", ["abort", "close"])
-@pytest.mark.parametrize("side", [0, 1])
-async def test_an_end_in_the_middle(
-    address: str, monkeypatch: pytest.MonkeyPatch, how: str, side: int
-) -> None:
-    config = ConnectionConfig(rendezvous_threshold=0, close_timeout_s=0.5)
-    async with paired(address, config) as ends:
-        client, server = ends
-        reads = note_reads(server, monkeypatch)
-        buffer = bytearray(12 * MIB)
-        receiving = asyncio.create_task(server.recv_into(buffer))
-        sending = asyncio.create_task(client.send(bytes(len(buffer))))
-        await until(lambda: len(reads) > 3, 30)
-        if how == "abort":
-            ends[side].abort()
-        else:
-            await ends[side].close()
-        results = await asyncio.gather(receiving, sending, return_exceptions=True)
-        kinds = (aiordma.ConnectionLostError, aiordma.ResourceClosedError, aiordma.PeerGoneError)
-        if results[0] != len(buffer):  # an end in good order may wait for it
-            assert isinstance(results[0], kinds)
+@pytest.mark.parametrize("how", ["close", "abort", "peer closes", "peer aborts"])
+async def test_the_end_reaches_a_task_that_waits(fetching: Pair, how: str) -> None:
+    client, server = fetching
+    buffer = bytearray(8)
+    receiving = asyncio.create_task(server.recv_into(buffer))
+    await client.send(b"first")
+    assert await receiving == 5
+    receiving = asyncio.create_task(server.recv_into(buffer))
+    await asyncio.sleep(0)
+    with pytest.raises(BufferError):
         buffer.append(0)
+    end = client if how.startswith("peer") else server
+    if "close" in how:
+        await end.close()
+    else:
+        end.abort()
+    errors = {
+        "close": aiordma.ResourceClosedError, "abort": aiordma.ResourceClosedError,
+        "peer closes": aiordma.ConnectionEndedError, "peer aborts": aiordma.ConnectionLostError,
+    }  # fmt: skip
+    with pytest.raises(errors[how]):
+        await receiving
+    buffer.append(0)
+    assert buffer == b"first" + bytes(4)
+
+
+async def test_all_ways_to_receive_by_turns(fetching: Pair) -> None:
+    """Small and large messages, some of which are there before the call, and some of which not."""
+    client, server = fetching
+    rng = random.Random(7)
+    sizes = [rng.choice((*SIZES[:7], 2 * MIB)) for _ in range(60)]
+
+    def body(number: int) -> bytes:
+        return random.Random(number).randbytes(sizes[number])
+
+    async def send() -> None:
+        for number in range(len(sizes)):
+            await client.send(body(number))
+            if rng.random() < 0.3:
+                await client.flush()
+
+    sending = asyncio.create_task(send())
+    buffer = bytearray(2 * MIB)
+    for number in range(len(sizes)):
+        way, got = rng.choice(("recv", "into", "into", "iterate", "canceled")), b""
+        if way == "canceled":
+            canceled = asyncio.create_task(server.recv_into(bytearray(2 * MIB)))
+            await asyncio.sleep(0)
+            if not canceled.done():
+                canceled.cancel()
+                await asyncio.wait([canceled])
+            if not canceled.cancelled():
+                assert canceled.result() == sizes[number]
+                continue
+            way = "into"
+        if way == "into":
+            got = bytes(buffer[: await server.recv_into(buffer)])
+        elif way == "recv":
+            with await server.recv() as message:
+                got = bytes(message)
+        else:
+            async for message in server:
+                got = bytes(message)
+                message.release()
+                break
+        assert got == body(number), (number, way)
+    await sending
+    await are_alive((client, server))
 
 
 @pytest.mark.one_loop
@@ -391,21 +274,6 @@ async def test_fork_in_the_middle(fetching: Pair, monkeypatch: pytest.MonkeyPatc
     assert await receiving == len(data)
     await sending
     assert buffer == data
-
-
-async def test_a_message_after_the_connection_was_lost(pair: Pair) -> None:
-    """What had arrived is received first, as by `recv`."""
-    client, server = pair
-    buffer = bytearray(8)
-    await client.send(b"one")
-    await client.send(b"two")
-    assert await server.recv_into(buffer) == 3
-    await client.close()
-    await until(server.is_closing)
-    assert await server.recv_into(buffer) == 3
-    assert buffer[:3] == b"two"
-    with pytest.raises(aiordma.ConnectionEndedError):
-        await server.recv_into(buffer)
 
 
 async def test_raw(address: str) -> None:

@@ -94,29 +94,6 @@ async def test_what_is_evicted_under_a_request_stays_registered(ends: Ends) -> N
         inbox.append(1)
 
 
-async def test_large_buffers_together_and_canceled(ends: Ends) -> None:
-    data = bytearray(4 << 20)
-    before = adapter_objects()["mr"]
-    async with RegistrationCache(ends.client.pd) as cache:
-        taking = [asyncio.create_task(cache.take(data)) for _ in range(4)]
-        await asyncio.sleep(0)
-        taking[0].cancel()
-        regions = await asyncio.gather(*taking, return_exceptions=True)
-        assert isinstance(regions[0], asyncio.CancelledError)
-        assert len(set(map(id, regions[1:]))) == 1
-        assert adapter_objects()["mr"] == before + 1
-        with pytest.raises(aiordma.ResourceBusyError):
-            await cache.drop(data)
-        alone = asyncio.create_task(cache.take(bytearray(4 << 20)))
-        await asyncio.sleep(0)
-        alone.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await alone
-    await settle()
-    assert adapter_objects()["mr"] == before
-    data.append(1)
-
-
 async def test_the_domain_is_closed_under_the_cache(ends: Ends) -> None:
     data, large = bytearray(100), bytearray(2 << 20)
     cache = RegistrationCache(ends.client.pd)

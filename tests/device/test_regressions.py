@@ -189,8 +189,8 @@ async def test_a_large_message_that_nobody_takes_is_given_up(address: str) -> No
 
 async def test_many_short_connections_at_once(address: str) -> None:
     # Patient: the last is served when all others are, however slow the machine is.
-    patient = ConnectionConfig(connect_timeout_s=50, handshake_timeout_s=50)
-    async with aiordma.listen(address, 0, backlog=100, config=patient) as listener:
+    patient = aiordma.ListenerLimits(handshake_timeout_s=50)
+    async with aiordma.listen(address, 0, backlog=100, limits=patient) as listener:
 
         async def serve() -> None:
             async with asyncio.TaskGroup() as group:
@@ -203,7 +203,7 @@ async def test_many_short_connections_at_once(address: str) -> None:
                     await connection.send(message)
 
         async def ask(number: int) -> None:
-            async with aiordma.connect(address, listener.port, config=patient) as connection:
+            async with aiordma.connect(address, listener.port, timeout=50) as connection:
                 await connection.send(number.to_bytes(4, "big"))
                 assert int.from_bytes(await connection.recv(), "big") == number
 

@@ -51,28 +51,6 @@ async def test_answers_larger_than_a_slot(address: str, limit: int, size: int) -
         await call_all(client, [size] * CALLS, 2 * limit)
 
 
-async def test_answers_larger_than_a_slot_by_bytes(address: str) -> None:
-    """As before; each request has a fifth of the bytes of the grant."""
-    asyncio.get_running_loop().set_debug(False)
-    async with (
-        aiordma.serve_requests(answer, address, 0, limit_bytes=5_000_000) as server,
-        aiordma.connect(address, server.port) as client,
-    ):
-        left = CALLS // 4
-
-        async def caller() -> None:
-            nonlocal left
-            while left > 0:
-                left -= 1
-                body = (400_000).to_bytes(4, "big") + bytes(1_000_000 - 4)
-                with await client.request(body, timeout=LIMIT_S) as whole:
-                    assert len(whole) == 400_000
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(16):
-                group.create_task(caller())
-
-
 async def test_at_random(address: str) -> None:
     """Sizes of requests and answers, limits by number and by bytes, tasks, and calls that end."""
     asyncio.get_running_loop().set_debug(False)

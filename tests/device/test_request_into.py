@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import errno
 import random
 import sys
@@ -256,32 +255,6 @@ async def test_memory_that_the_kernel_does_not_register(
             assert got == array.size
             assert array.tobytes() == answer_to(number, array.size)
         await is_idle(client)
-
-
-async def test_an_answer_that_was_damaged(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its bytes are not those of the checksum: the connection ends, as without `into`."""
-    data = bytearray(3 * MIB)
-    config = dataclasses.replace(FETCHED, check_large=True)
-
-    async def serve(request: aiordma.Request) -> bytearray:
-        return data
-
-    async with (
-        aiordma.serve_requests(serve, address, 0, config=config) as server,
-        aiordma.connect(address, server.port, config=config) as client,
-    ):
-        link = link_of(client)
-        real = type(link).post_read
-
-        def post(self: Any, *args: Any) -> None:
-            data[-1] = 1  # the sender has made the checksum before
-            real(self, *args)
-
-        monkeypatch.setattr(type(link), "post_read", post)
-        buffer = bytearray(len(data))
-        with pytest.raises(aiordma.MessageDamagedError):
-            await client.request(b"", into=buffer, timeout=LIMIT_S)
-        buffer.append(0)
 
 
 @pytest.mark.parametrize("how", ["abort", "close"])

@@ -13,13 +13,11 @@ import pytest
 import aiordma
 import aiordma.metrics
 from aiordma import ListenerLimits
-from aiordma.requests import calls
 from aiordma.requests.wire import ANSWER_BODY, BODY_FOLLOWS, Kind, error_frame, frame
 from tests.device.oracle import until
-from tests.device.test_requests import LIMIT_S, echo
+from tests.device.test_requests import LIMIT_S
 from tests.inside.endpoint import take_frames_as_messages
 from tests.inside.link import lengthen_log_periods
-from tests.inside.requests import exchange_of, held_of
 
 pytestmark = pytest.mark.device
 
@@ -69,64 +67,6 @@ async def test_a_rude_peer_ends_its_connection_and_no_other(
         await until(lambda: len(server.connections) == 1, LIMIT_S)
 
 
-async def test_a_flood_within_the_rules_is_refused(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A peer that ignores the grant of bytes, and reads its refusals."""
-    take_frames_as_messages(monkeypatch)
-    begun = 0
-    mib = bytes(1 << 20)
-
-    async def serve(request: aiordma.Request) -> None:
-        nonlocal begun
-        begun += 1
-        await asyncio.Event().wait()
-
-    async with (
-        aiordma.serve_requests(serve, address, 0, limit_bytes=1) as server,
-        aiordma.connect(address, server.port) as bad,
-        asyncio.timeout(LIMIT_S),
-    ):
-        assert bytes(await bad.recv())[2] == Kind.GRANT
-        kinds: Counter[int] = Counter()
-        for number in range(40):
-            await bad.send(frame(Kind.REQUEST, number, flags=BODY_FOLLOWS))
-            await bad.send(mib, imm=number)
-            if number > 4:  # the program has one, and 4 MiB wait: the grant before the grant
-                with await bad.recv() as answer:
-                    kinds[bytes(answer)[2]] += 1
-        assert kinds == {Kind.ERROR: 35}
-        assert begun == 1
-
-
-async def test_a_flood_has_no_more_handlers_than_the_grant(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A peer that ignores the smaller grant: its requests wait, up to what it had before."""
-    take_frames_as_messages(monkeypatch)
-    begun = 0
-
-    async def serve(request: aiordma.Request) -> None:
-        nonlocal begun
-        begun += 1
-        await asyncio.Event().wait()
-
-    async with (
-        aiordma.serve_requests(serve, address, 0, limit=8) as server,
-        aiordma.connect(address, server.port) as bad,
-        asyncio.timeout(LIMIT_S),
-    ):
-        assert bytes(await bad.recv())[2] == Kind.GRANT
-        for number in range(16):
-            await bad.send(frame(Kind.REQUEST, number))
-        (connection,) = server.connections
-        served = exchange_of(connection).served
-        await until(lambda: held_of(served)[:2] == (16, 8) and begun == 8, LIMIT_S)
-        with pytest.raises(aiordma.ProtocolError):
-            await be_rude(bad, [(frame(Kind.REQUEST, 16), None)])
-        assert begun == 8
-
-
 async def test_all_requests_of_a_listener_have_a_budget(address: str) -> None:
     """Of many connections of a source, whose requests the handlers do not answer."""
     mib = 1 << 20
@@ -140,7 +80,7 @@ async def test_all_requests_of_a_listener_have_a_budget(address: str) -> None:
     async def outcome(client: aiordma.Connection) -> str:
         try:
             return bytes(await client.request(bytes(mib))).decode()
-        except aiordma.RequestOverloadedError:
+        except aiordma.RequestRefusedError:
             return "refused"
 
     def held() -> int:
@@ -202,51 +142,3 @@ async def test_a_source_has_no_more_tracebacks_logged_than_its_share(
     logged = _levels(caplog)
     assert logged == ["ERROR"] * 20 + ["WARNING"]
     caplog.clear()
-
-
-async def test_a_server_that_answers_wrongly_ends_the_connection(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    take_frames_as_messages(monkeypatch)
-
-    async def wrong(connection: aiordma.Connection) -> None:
-        async for message in connection:
-            number = int.from_bytes(message[4:8], "big")
-            await connection.send(frame(Kind.ANSWER, number + 1))
-
-    async with (
-        aiordma.serve(wrong, address, 0) as server,
-        aiordma.connect(address, server.port) as client,
-        asyncio.timeout(LIMIT_S),
-    ):
-        with pytest.raises(aiordma.ProtocolError, match="waits for none"):
-            await client.request(b"?")
-
-
-async def test_a_pool_leaves_a_connection_whose_server_answers_nothing(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server lives, and reads; its grant is used up by requests that timed out."""
-    monkeypatch.setattr(calls, "UNANSWERED_S", 0.2)
-    take_frames_as_messages(monkeypatch)
-    connections = 0
-
-    async def serve(connection: aiordma.Connection) -> None:
-        nonlocal connections
-        connections += 1
-        if connections > 1:
-            await aiordma.handle_requests(connection, echo)
-        async for _ in connection:
-            pass
-
-    async with (
-        aiordma.serve(serve, address, 0) as server,
-        aiordma.Pool(address, server.port, max_size=1) as pool,
-        asyncio.timeout(LIMIT_S),
-    ):
-        for _ in range(20):
-            with pytest.raises(TimeoutError):
-                await pool.request(b"?", timeout=0.02)
-        await until(lambda: pool.stats.lost > 0, LIMIT_S)
-        assert await pool.request(b"!") == b"!"
-        assert connections == 2

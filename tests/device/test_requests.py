@@ -10,7 +10,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 import weakref
 from collections import Counter
 from functools import partial
@@ -32,11 +31,10 @@ from tests.device.bad_arguments import (
 )
 from tests.device.meeting import Pair, paired, part
 from tests.device.oracle import collect, until
-from tests.device.request_server import answer_to, handler, question
-from tests.device.stepping import every_step, run_canceled
+from tests.device.request_server import answer_to, question
 from tests.device.test_examples import first_line
 from tests.forks import fork_quietly
-from tests.inside.requests import exchange_of, held_by, held_of
+from tests.inside.requests import exchange_of, held_by
 
 pytestmark = pytest.mark.device
 
@@ -198,48 +196,6 @@ async def test_a_request_that_waits_for_requests(pair: Pair) -> None:
     assert await asking == b"!"
 
 
-async def test_the_default_deadline_of_a_request(address: str) -> None:
-    config = ConnectionConfig(request_timeout_s=0.2)
-    async with paired(address, config) as (client, server), asyncio.timeout(LIMIT_S):
-        requests = server.requests()
-        asking = asyncio.create_task(client.request(b"?"))
-        request = await anext(requests)
-        assert request.deadline is None, "the limit of this call alone is told"
-        await request.wait_canceled()
-        with pytest.raises(aiordma.RequestDeadlineError, match=r"within 0\.2 s"):
-            await asking
-        await request.reply()
-        asking = asyncio.create_task(client.request(b"?", timeout=None))
-        other = await anext(requests)
-        assert other.deadline is None
-        await other.reply(b"!")
-        assert await asking == b"!"
-
-
-def hold_up(seconds: float) -> None:
-    """As a program that computes in its loop."""
-    time.sleep(seconds)
-
-
-@pytest.mark.parametrize("into", [False, True])
-async def test_an_answer_that_is_here_at_its_deadline(address: str, *, into: bool) -> None:
-    """The loop was busy past it."""
-
-    async def serve(request: aiordma.Request) -> None:
-        await request.reply(b"late")
-        hold_up(0.3)
-
-    async with (
-        aiordma.serve_requests(serve, address, 0) as server,
-        aiordma.connect(address, server.port) as client,
-    ):
-        memory = bytearray(4) if into else None
-        for _ in range(5):
-            answer: Any = await client.request(b"?", timeout=0.2, into=memory)
-            assert answer == (4 if into else b"late")
-        await is_idle(client)
-
-
 async def test_the_words_of_an_error(pair: Pair) -> None:
     """Those of the peer's exception, also where a handler passes an error on."""
 
@@ -372,56 +328,6 @@ async def test_a_handler_knows_who_asks(address: str, caplog: pytest.LogCaptureF
     seen.clear()
 
 
-async def test_errors_deadlines_and_cancellation(
-    address: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    begun: list[bytes] = []
-    canceled: list[bytes] = []
-
-    async def serve(request: aiordma.Request) -> Any:
-        begun.append(bytes(request.body))
-        if request.body == b"raise":
-            raise ZeroDivisionError("by 0")
-        if request.body == b"refuse":
-            raise aiordma.RequestUnknownError("no such thing")
-        if request.body == b"text":
-            return "text"
-        if request.body == b"twice":
-            await request.reply(b"1")
-            return b"2"
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            canceled.append(bytes(request.body))
-            raise
-
-    async with (
-        aiordma.serve_requests(serve, address, 0) as server,
-        aiordma.connect(address, server.port) as client,
-        asyncio.timeout(LIMIT_S),
-    ):
-        with pytest.raises(aiordma.RequestError, match="ZeroDivisionError: by 0") as caught:
-            await client.request(b"raise")
-        assert caught.value.remote_type == "ZeroDivisionError"
-        with pytest.raises(aiordma.RequestUnknownError, match="no such thing"):
-            await client.request(b"refuse")
-        with pytest.raises(aiordma.RequestError, match="TypeError: an answer has to be bytes"):
-            await client.request(b"text")
-        assert await client.request(b"twice") == b"1"
-        with pytest.raises(TimeoutError, match=r"no answer to the request within 0\.5 s"):
-            await client.request(b"late", timeout=0.5)
-        asking = asyncio.create_task(client.request(b"cancel"))
-        await until(lambda: held_by(exchange_of(client).calls)[0] == 1, LIMIT_S)
-        await client.flush()
-        asking.cancel()
-        await until(lambda: len(canceled) == 2 or (asking.done() and len(canceled) >= 1), LIMIT_S)
-        await is_idle(client)
-    assert canceled[0] == b"late"
-    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
-    assert len(errors) == 3  # not of the error that the handler raised on purpose
-    caplog.clear()
-
-
 async def test_at_the_end_of_a_server_handlers_finish_or_are_refused(address: str) -> None:
     go_on = asyncio.Event()
     begun: list[bytes] = []
@@ -503,24 +409,6 @@ async def test_a_client_that_goes_cancels_its_handlers(address: str) -> None:
     with pytest.raises(RuntimeError, match="answered before"):  # the helper has given it up
         await begun.pop().reply()
     begun.clear()
-
-
-@pytest.mark.parametrize("size", [10, 50_000])
-async def test_canceled_at_every_await(address: str, late: bool, size: int) -> None:
-    data = random.Random(size).randbytes(size)
-    async with (
-        aiordma.serve_requests(echo, address, 0) as server,
-        aiordma.connect(address, server.port) as client,
-    ):
-        assert await client.request(data) == data
-
-        for steps in every_step(late=late):
-            answer = await run_canceled(client.request(data), steps)
-            assert answer is None or answer == data
-            del answer
-            await is_idle(client)
-        assert steps.at > 1
-        assert await client.request(data) == data
 
 
 async def test_a_closed_connection_leaves_no_cycle(address: str) -> None:
@@ -626,35 +514,6 @@ async def storm(request: Any, count: int, seed: int) -> Counter[str]:
 def any_seed() -> int:
     """Of the environment, to repeat a run."""
     return int(os.environ.get("AIORDMA_SEED", random.getrandbits(32)))
-
-
-async def storm_on_a_connection(address: str, count: int) -> None:
-    asyncio.get_running_loop().set_debug(False)  # as programs run; it takes twice the time
-    async with (
-        aiordma.serve_requests(handler, address, 0) as server,
-        aiordma.connect(address, server.port) as client,
-    ):
-        outcomes = await storm(client.request, count, any_seed())
-        assert "ConnectionLostError" not in outcomes
-        assert outcomes["right"] > count / 2
-        await is_idle(client)
-        (connection,) = server.connections
-        served = exchange_of(connection).served
-        await until(lambda: held_of(served) == (0, *NOTHING), LIMIT_S)
-        assert await client.request(question(1, 10, 0, 0)) == answer_to(1, 10)
-    gc.collect()
-
-
-async def test_a_thousand_requests(address: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL)  # handlers raise on purpose
-    await storm_on_a_connection(address, 1000)
-
-
-@pytest.mark.one_device
-@pytest.mark.slow
-async def test_ten_thousand_requests(address: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL)
-    await storm_on_a_connection(address, 10_000)
 
 
 async def more_than(pool: aiordma.Pool, counter: str, number: float) -> None:

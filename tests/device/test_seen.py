@@ -22,7 +22,7 @@ import pytest
 
 import aiordma
 from aiordma import ConnectionConfig, metrics
-from aiordma.metrics import Totals
+from aiordma.metrics.snapshot import Totals
 from tests.device.meeting import Pair, meet, part
 from tests.device.oracle import until
 from tests.device.streaming import noted, stream_pair

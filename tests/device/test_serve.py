@@ -450,18 +450,6 @@ async def test_ctrl_c_while_a_handler_waits(address: str, call: str, loop: str) 
             await process.wait()
 
 
-async def test_handlers_that_end_at_once_are_not_told_of(
-    address: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with (
-        aiordma.serve(echo, address, 0) as server,
-        aiordma.connect(address, server.port) as client,
-    ):
-        assert await ask(client) == b"?"
-        await server.stop()
-    assert "the server stops" not in caplog.text
-
-
 @pytest.mark.parametrize("result", [b"an answer", "text", None, 5])
 async def test_a_result_that_is_meant_as_an_answer_is_logged(
     address: str, result: object, caplog: pytest.LogCaptureFixture

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -20,14 +19,12 @@ import pytest
 import aiordma
 from aiordma import Connection, ConnectionConfig, StreamConfig
 from aiordma._core import Poller
-from tests.device.forking import in_child, outcome
-from tests.device.meeting import Pair, are_alive, paired, talk_both_ways
+from tests.device.meeting import Pair, paired, talk_both_ways
 from tests.device.oracle import until
 from tests.device.stepping import Steps, for_every_step, run_canceled
 from tests.device.streaming import Note, noted
 from tests.inside.link import count_processors, poller_of, queue_of, spins_of
 from tests.inside.streams import port_of
-from tests.inside.verbs import state_of_queue
 
 pytestmark = pytest.mark.device
 
@@ -135,26 +132,6 @@ async def test_on_a_processor_that_others_may_share_adaptive_is_by_event_and_a_s
         assert not poller(ends[0]).yields
 
 
-async def test_messages_that_are_polled_for_raise_no_events(address: str) -> None:
-    async with paired(address, spinning()) as ends:
-        await exchange(ends, 5)
-        own = state_of_queue(queue_of(ends[0]))
-        before = own.events
-        await exchange(ends, 100)
-        assert own.events - before < 10
-
-
-async def test_adaptive_polls_once_answers_come_soon(address: str) -> None:
-    async with paired(address, ConnectionConfig(wait="adaptive", spin_us=LONG_US)) as ends:
-        spin = spins_of(ends[0])[0]
-        await exchange(ends, 20)
-        assert spin.recent_ns < spin.bound_ns
-        own = state_of_queue(queue_of(ends[0]))
-        before = own.events
-        await exchange(ends, 100)
-        assert own.events - before < 10
-
-
 async def test_a_silent_peer_costs_nothing_after_the_bound(address: str) -> None:
     async with polled(address, 1000) as ends, waiting(ends[0]) as task:
         await until(lambda: not poller(ends[0]).asked)
@@ -165,16 +142,6 @@ async def test_a_silent_peer_costs_nothing_after_the_bound(address: str) -> None
         assert not poller(ends[0]).asked
         await ends[1].send(b"at last")
         assert await task == b"at last"
-
-
-async def test_a_program_that_does_something_else_is_not_polled_for(address: str) -> None:
-    """No task waits for a message: the spin ends with the next turn."""
-    async with polled(address) as ends:
-        await exchange(ends, 3)
-        await until(lambda: not poller(ends[0]).asked)
-        assert poller(ends[0]).waiting == 0
-        await ends[1].send(b"kept")
-        assert bytes(await ends[0].recv()) == b"kept"
 
 
 async def test_a_timer_fires_in_the_midst_of_a_spin(address: str) -> None:
@@ -191,37 +158,6 @@ async def test_a_timer_fires_in_the_midst_of_a_spin(address: str) -> None:
         await until(lambda: len(fired) == 3)
         assert all(asked for _, asked in fired), "the spin was over"
         assert all(late < 0.5 for late, _ in fired)
-
-
-async def test_other_descriptors_and_callbacks_are_served_in_the_midst_of_a_spin(
-    address: str,
-) -> None:
-    async with polled(address) as ends, waiting(ends[0]):
-        loop = asyncio.get_running_loop()
-        read_fd, write_fd = os.pipe()
-        seen: list[bool] = []
-
-        def read() -> None:
-            os.read(read_fd, 1)
-            seen.append(poller(ends[0]).asked)
-
-        loop.add_reader(read_fd, read)
-        os.write(write_fd, b"x")
-        loop.call_soon(lambda: seen.append(poller(ends[0]).asked))
-        await until(lambda: len(seen) == 2)
-        loop.remove_reader(read_fd)
-        os.close(read_fd)
-        os.close(write_fd)
-        assert seen == [True, True]
-
-
-async def test_a_canceled_wait_loses_nothing_and_ends_the_spin(address: str) -> None:
-    async with polled(address) as ends:
-        async with waiting(ends[0]):
-            pass
-        assert poller(ends[0]).waiting == 0
-        await until(lambda: not poller(ends[0]).asked)
-        await are_alive(ends)
 
 
 async def test_a_wait_that_is_canceled_at_every_step_loses_nothing(
@@ -263,15 +199,6 @@ async def test_the_end_in_the_midst_of_a_spin(address: str, end: str) -> None:
         assert left is None or left.waiting == 0
 
 
-async def test_the_last_of_several_closes_while_others_spin(address: str) -> None:
-    """They share a queue."""
-    async with polled(address) as first, polled(address) as second, waiting(first[0]) as task:
-        await second[0].close()
-        await first[1].send(b"still polled")
-        assert await task == b"still polled"
-        await are_alive(first)
-
-
 @pytest.mark.parametrize("wait", WAITS[1:])
 async def test_operations(address: str, wait: str) -> None:
     async with paired(address, ConnectionConfig(wait=wait, spin_us=5000)) as (client, server):
@@ -292,21 +219,6 @@ async def test_a_queue_of_its_own_and_a_pool(address: str) -> None:
     for values in ({"shared_queues": False}, {"shared_slots": 200}):
         async with paired(address, spinning(1000, **values)) as ends:
             await exchange(ends, 20)
-
-
-async def test_more_queues_than_are_polled(address: str) -> None:
-    """Waits on the others are by event."""
-    async with contextlib.AsyncExitStack() as stack:
-        # The queues of an end take 11 pages on software iWARP, where none may begin at page 144.
-        config = spinning(500, shared_queues=False, send_depth=64)
-        pairs = [await stack.enter_async_context(paired(address, config)) for _ in range(10)]
-        for ends in pairs:
-            await exchange(ends, 3)
-        assert poller(pairs[0][0]).n_queues == 16
-        await pairs[0][0].close()
-        await pairs[0][1].close()
-        for ends in pairs[1:]:
-            await exchange(ends, 3)
 
 
 # Streams
@@ -404,36 +316,3 @@ def test_a_loop_is_run_again_and_ends_in_the_midst_of_a_spin(
                 await exchange(ends, 5)
 
         runner.run(again())
-
-
-async def test_a_child_that_is_forked_in_the_midst_of_a_spin(address: str) -> None:
-    async with polled(address) as ends, waiting(ends[0]) as task:
-
-        def child() -> list[str]:
-            said = outcome(lambda: ends[0].send(b"x"))
-            return [] if said == "ForkedError" else [said]
-
-        await in_child(child)
-        await ends[1].send(b"of the parent")
-        assert await task == b"of the parent"
-        await are_alive(ends)
-
-
-def test_many_threads_each_with_a_loop_that_spins(
-    address: str, new_loop: Callable[[], asyncio.AbstractEventLoop]
-) -> None:
-    """The polling of each leaves the interpreter lock to the others."""
-
-    async def program() -> None:
-        async with paired(address, spinning(500)) as ends:
-            await exchange(ends, 20)
-
-    def run() -> None:
-        with asyncio.Runner(loop_factory=new_loop) as runner:
-            runner.run(program())
-
-    async def all_of_them() -> None:
-        await asyncio.gather(*(asyncio.to_thread(run) for _ in range(3)))
-
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(all_of_them())

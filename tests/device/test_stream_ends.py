@@ -22,7 +22,7 @@ pytestmark = pytest.mark.device
 SEED = os.environ.get("AIORDMA_TEST_SEED", "20241121")
 ROUNDS = 8
 SIZES = (0, 1, 5000, 100_000, 400_000)
-SMALL = StreamConfig(receive_buffer_size=8192, send_buffer_size=8192, recv_depth=16, send_depth=16)
+SMALL = StreamConfig(receive_buffer_size=8192, send_buffer_size=8192)
 
 
 class Side(Note):

@@ -44,7 +44,7 @@ async def test_every_byte_arrives(address: str, wire: None, fault: tuple[str, ..
     print(f"seed {seed}")
     total = 2_000_000
     data = random.Random(seed).randbytes(total)
-    config = StreamConfig(connect_timeout_s=120, close_timeout_s=120)
+    config = StreamConfig(close_timeout_s=120)
     async with stream_pair(address, config, other=OTHER) as (
         (reader, writer),
         (theirs, answers),

@@ -13,7 +13,7 @@ import pytest
 from aiordma import StreamConfig
 from tests.device.oracle import until
 from tests.device.streaming import Note, noted
-from tests.inside.streams import port_of
+from tests.inside.streams import port_of, with_depths
 
 pytestmark = pytest.mark.device
 
@@ -153,7 +153,7 @@ async def test_a_reader_that_stops_holds_the_writer(address: str) -> None:
 
 @pytest.mark.parametrize("size", [4096, 4098, 65_536])
 async def test_rings_of_all_sizes(address: str, size: int) -> None:
-    config = StreamConfig(receive_buffer_size=size, send_buffer_size=size, recv_depth=16)
+    config = with_depths(StreamConfig(receive_buffer_size=size, send_buffer_size=size), recv=16)
     data = random.Random(size).randbytes(300_000)
     async with noted(address, config) as both:
         rng = random.Random(size)
@@ -181,7 +181,7 @@ async def test_more_small_messages_than_sequence_numbers(address: str) -> None:
             if len(self.data) % burst == 0:
                 self.transport.write(b"+")
 
-    config = StreamConfig(recv_depth=512, send_depth=512)
+    config = with_depths(StreamConfig(), recv=512, send=512)
     async with noted(address, config, server=Count) as both:
         sent = bytearray()
         for n in range(rounds):

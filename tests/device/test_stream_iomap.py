@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-from typing import Any
-
 import pytest
 
 from aiordma import ConnectionLostError, RemoteAccessError, StreamConfig
@@ -13,7 +10,6 @@ from aiordma.verbs import SGE
 from tests.device.oracle import until
 from tests.device.streaming import Streams, stream_pair
 from tests.exports import exported
-from tests.inside.streams import mappings_wait
 
 CONFIG = StreamConfig(iomap_slots=2)
 SIZE = 3000
@@ -44,16 +40,6 @@ async def test_writes_by_both_sides(address: str) -> None:
                 assert bytes(shown.region.view[995:1010]) == b".....23456....."
 
 
-async def test_a_mapping_is_known_by_its_address(address: str) -> None:
-    async with stream_pair(address, CONFIG) as (here, there):
-        with await iomap(here).map(bytearray(SIZE)) as shown:
-            await tell(here, there)
-            assert shown.offset == shown.region.addr
-            assert iomap(there).mappings() == [
-                (shown.region.addr, shown.region.addr, shown.region.rkey, SIZE)
-            ]
-
-
 async def test_a_forgotten_source_is_given_back(address: str) -> None:
     """When the write from it has ended, with a warning; a mapping stays, for the peer's sake."""
     async with stream_pair(address, CONFIG) as (here, there):
@@ -70,41 +56,6 @@ async def test_a_forgotten_source_is_given_back(address: str) -> None:
         assert len(iomap(there).mappings()) == 1
 
 
-async def test_data_waits_for_a_mapping(address: str) -> None:
-    """No credit, no mapping: what is written meanwhile comes after it."""
-    config = StreamConfig(iomap_slots=2, recv_depth=16)
-    async with stream_pair(address, config) as (here, there):
-        receiving: Any = there[1].transport
-        receiving.pause_reading()
-        for _ in range(16):  # as many messages as the other side takes
-            here[1].write(b"x")
-        with await iomap(here).map(SIZE, 7):
-            here[1].write(b"y")
-            assert here[1].transport.get_write_buffer_size() == 1
-            receiving.resume_reading()
-            assert await there[0].readexactly(17) == b"x" * 16 + b"y"
-            assert [mapping.offset for mapping in iomap(there).mappings()] == [7]
-
-
-async def test_data_waits_for_a_mapping_that_got_its_credit_meanwhile(address: str) -> None:
-    """With the credit goes the mapping, and not the byte that is written next."""
-    config = StreamConfig(iomap_slots=2, recv_depth=16)
-    async with stream_pair(address, config) as (here, there):
-        sending: Any = here[1].transport
-        receiving: Any = there[1].transport
-        receiving.pause_reading()
-        for _ in range(16):
-            here[1].write(b"x")
-        with await iomap(here).map(SIZE, 7):
-            assert mappings_wait(sending)
-            receiving.resume_reading()
-            assert await there[0].readexactly(16) == b"x" * 16
-            await until(lambda: not mappings_wait(sending))
-            here[1].write(b"y")
-            assert await there[0].readexactly(1) == b"y"
-            assert [mapping.offset for mapping in iomap(there).mappings()] == [7]
-
-
 async def test_where_nothing_is_mapped(address: str) -> None:
     async with stream_pair(address, CONFIG) as (here, there):
         source = await iomap(there).register(SIZE)
@@ -116,26 +67,6 @@ async def test_where_nothing_is_mapped(address: str) -> None:
             for offset in (-1, 1, SIZE):
                 with pytest.raises(ValueError, match="no mapping"):
                     await iomap(there).write(source, offset)
-
-
-async def test_as_many_as_the_peer_takes(address: str) -> None:
-    """A slot is free again when its mapping has ended."""
-    async with stream_pair(address, CONFIG) as (here, there):
-        shown = [await iomap(here).map(SIZE, SIZE * n) for n in range(2)]
-        with pytest.raises(OSError, match="2 mappings") as caught:
-            await iomap(here).map(SIZE, SIZE * 2)
-        assert caught.value.errno == errno.ENOBUFS
-        shown[0].close()
-        shown[0].close()
-        await iomap(here).map(SIZE, SIZE * 2)
-        await tell(here, there)
-        assert {one.offset for one in iomap(there).mappings()} == {SIZE, SIZE * 2}
-
-
-async def test_a_peer_without_slots(address: str) -> None:
-    async with stream_pair(address) as (here, _):
-        with pytest.raises(OSError, match="0 mappings"):
-            await iomap(here).map(SIZE)
 
 
 async def test_a_mapping_that_has_ended(address: str, is_siw: bool) -> None:

@@ -23,9 +23,7 @@ COUNT = 200
 ROUNDS = int(os.environ.get("AIORDMA_STREAM_ROUNDS", "1" if IS_SIW else "2"))
 SIZE = 1 << 20
 CHUNK = 64 * 1024
-CONFIG = StreamConfig(
-    receive_buffer_size=32 * 1024, send_buffer_size=32 * 1024, connect_timeout_s=60
-)
+CONFIG = StreamConfig(receive_buffer_size=32 * 1024, send_buffer_size=32 * 1024)
 
 
 class Answer(asyncio.Protocol):
@@ -60,7 +58,9 @@ async def test_two_hundred_at_once_and_again(address: str) -> None:
         all_open = asyncio.Barrier(COUNT)
 
         async def client(all_open: asyncio.Barrier = all_open) -> bytes:
-            reader, writer = await aiordma.open_connection(address, server.port, config=CONFIG)
+            reader, writer = await aiordma.open_connection(
+                address, server.port, config=CONFIG, timeout=60
+            )
             try:
                 await all_open.wait()
                 for _ in range(SIZE // CHUNK):

@@ -61,7 +61,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Over asyncio's TCP as well; uvloop's has words and ways of its own."""
     if "way" in metafunc.fixturenames:
         own = metafunc.config.getoption("--loop") == "asyncio"
-        own &= metafunc.function is not test_h04_a_factory_that_raises
         metafunc.parametrize("way", ["rdma", "tcp"] if own else ["rdma"], indirect=True)
 
 
@@ -94,21 +93,6 @@ class Bare(asyncio.BaseProtocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.lost = exc
-
-
-class Deaf(Bare, asyncio.BufferedProtocol):
-    """Gives what it calls a buffer."""
-
-    def __init__(self, buffer: Any) -> None:
-        self.buffer = buffer
-
-    def get_buffer(self, sizehint: int) -> Any:
-        if isinstance(self.buffer, BaseException):
-            raise self.buffer
-        return self.buffer
-
-    def buffer_updated(self, nbytes: int) -> None:
-        raise AssertionError
 
 
 async def ends_both(way: Way, protocol: Bare) -> None:
@@ -148,98 +132,3 @@ async def test_h04_a_protocol_without_eof_received(way: Way, reports: list[str])
     await until(lambda: protocol.lost is not Any, LIMIT_S)
     assert isinstance(protocol.lost, AttributeError)
     assert reports == ["AttributeError: Fatal error: protocol.eof_received() call failed."]
-
-
-@pytest.mark.parametrize(
-    ("buffer", "error"),
-    [
-        (LookupError("none today"), LookupError),
-        (None, TypeError),
-        (bytearray(), RuntimeError),
-        (b"read only", (BufferError, TypeError)),
-        (memoryview(bytearray(8))[::2], (BufferError, TypeError)),
-    ],
-    ids=["raises", "none", "empty", "read only", "with gaps"],
-)
-async def test_h04_buffers_that_are_of_no_use(
-    way: Way, reports: list[str], buffer: Any, error: Any
-) -> None:
-    protocol = Deaf(buffer)
-    await ends_both(way, protocol)
-    if way.rdma or not isinstance(buffer, memoryview):
-        assert isinstance(protocol.lost, error), protocol.lost
-    assert len(reports) == 1
-    assert "Fatal" in reports[0]
-
-
-async def test_h04_a_factory_that_raises(way: Way, reports: list[str]) -> None:
-    """asyncio's server leaves the client's end to the garbage collector; here it comes at once."""
-
-    def factory() -> Any:
-        raise LookupError
-
-    async with way.client_of(factory) as client:
-        await client.ended()
-    assert client.calls == ["made", "eof", "lost"]
-    assert reports == ["LookupError: Error on transport creation for incoming connection"]
-
-
-async def test_h04_a_connection_made_that_raises(way: Way, reports: list[str]) -> None:
-    """The connection goes on, as with any other callback of the loop."""
-
-    class Raises(Note):
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            raise LookupError
-
-    made: list[Raises] = []
-
-    def factory() -> Raises:
-        made.append(Raises())
-        return made[-1]
-
-    async with way.client_of(factory) as client:
-        client.transport.write(b"hello")
-        await until(lambda: bool(made), LIMIT_S)
-        await made[0].received(5)
-        client.transport.close()
-    assert await made[0].ended() is None
-    assert [report.split(":")[0] for report in reports] == ["LookupError"]
-
-
-async def test_h05_data_received_that_is_replaced(way: Way, reports: list[str]) -> None:
-    """Each call is to what the protocol has at that moment."""
-
-    class Changing(Note):
-        seen = ""
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self.seen += "1"
-            self.data_received = self.second  # type: ignore[method-assign]
-
-        def second(self, data: bytes) -> None:
-            Note.data_received(self, data)
-            self.seen += "2"
-            type(self).data_received = type(self).third  # type: ignore[method-assign]
-            del self.data_received
-
-        def third(self, data: bytes) -> None:
-            Note.data_received(self, data)
-            self.seen += "3"
-
-    made: list[Changing] = []
-
-    def factory() -> Changing:
-        made.append(Changing())
-        return made[-1]
-
-    async with way.client_of(factory) as client:
-        for count in range(1, 5):
-            client.transport.write(b"x")
-            await until(lambda: bool(made), LIMIT_S)
-            await made[0].received(count)
-        client.transport.close()
-    assert made[0].seen == "1233"
-    assert await made[0].ended() is None
-    assert not reports

@@ -16,7 +16,16 @@ import pytest
 
 import aiordma
 from aiordma import StreamConfig
-from tests.device.oracle import Connecting, adapter_objects, collect, reported, settle, until
+from aiordma.link.transport_socket import RdmaTransportSocket
+from tests.device.oracle import (
+    Connecting,
+    adapter_objects,
+    collect,
+    rdma_descriptors,
+    reported,
+    settle,
+    until,
+)
 from tests.device.shared import OVER_FABRIC, name_of_device
 from tests.device.streaming import Note, noted, stream_pair
 from tests.inside.streams import active_of, knows_end
@@ -52,7 +61,7 @@ async def test_what_the_transport_tells(address: str, is_siw: bool) -> None:
             assert tell("transport") == ("IWARP" if is_siw else "IB")
             assert tell("mtu") in (256, 512, 1024, 2048, 4096)
             assert len(tell("gid")) == 16
-            assert isinstance(tell("socket"), aiordma.RdmaTransportSocket)
+            assert isinstance(tell("socket"), RdmaTransportSocket)
             assert tell("nothing", "else") == "else"
         assert here.get_extra_info("qpn") != there.get_extra_info("qpn")
         assert here.get_extra_info("peername") == there.get_extra_info("sockname")
@@ -74,41 +83,6 @@ async def test_half_close(address: str) -> None:
         await answers.wait_closed()
         with pytest.raises(RuntimeError, match="after write_eof"):
             writer.write(b"more")
-
-
-async def test_half_close_on_both_sides(address: str) -> None:
-    async with stream_pair(address) as ((reader, writer), (theirs, answers)):
-        writer.write(b"x")
-        answers.write(b"y")
-        writer.write_eof()
-        answers.write_eof()
-        assert await reader.read() == b"y"
-        assert await theirs.read() == b"x"
-        writer.close()
-        answers.close()
-        await asyncio.gather(writer.wait_closed(), answers.wait_closed())
-
-
-async def test_both_close_at_once(address: str) -> None:
-    for _ in range(20):
-        async with stream_pair(address) as ((_, writer), (_, answers)):
-            writer.write(b"x" * 1000)
-            answers.write(b"y" * 1000)
-            writer.close()
-            answers.close()
-            await asyncio.gather(writer.wait_closed(), answers.wait_closed())
-
-
-@pytest.mark.parametrize("size", [0, 1, 65_536, 1_000_000])
-async def test_close_sends_what_waits(address: str, size: int) -> None:
-    """A million bytes are more than all buffers together: most of it waits at the close."""
-    async with noted(address) as both:
-        both.client.transport.write(b"z" * size)
-        both.client.transport.close()
-        assert await both.server.ended() is None
-        assert await both.client.ended() is None
-        assert both.server.data == b"z" * size
-        assert both.server.calls[-2:] == ["eof", "lost"]
 
 
 async def test_abort_reaches_the_peer(address: str) -> None:
@@ -191,7 +165,7 @@ async def test_a_close_that_does_not_get_on(address: str) -> None:
         both.server.transport.pause_reading()
         both.client.transport.write(b"q" * 3_000_000)
         both.client.transport.close()
-        assert isinstance(await both.client.ended(), aiordma.PeerSilentError)
+        assert isinstance(await both.client.ended(), aiordma.ConnectionLostError)
         both.server.transport.resume_reading()
         await both.server.ended()
 
@@ -209,7 +183,7 @@ async def test_idle_timeout(address: str) -> None:
     async with await aiordma.create_server(factory, address, 0, config=strict) as server:
         _, client = await aiordma.create_connection(Note, address, server.port, config=silent)
         assert isinstance(await client.ended(), ConnectionResetError)
-        assert isinstance(await served[0].ended(), aiordma.PeerSilentError)
+        assert isinstance(await served[0].ended(), aiordma.ConnectionLostError)
 
 
 @pytest.mark.virtual_time
@@ -268,7 +242,7 @@ async def test_messages_and_streams_refuse_one_another(address: str) -> None:
         ({"happy_eyeballs_delay": -1}, ValueError),
         ({"timeout": math.nan}, ValueError),
         ({"timeout": 0}, aiordma.ConnectTimeoutError),
-        ({"family": socket.AF_INET6}, aiordma.AddressError),
+        ({"family": socket.AF_INET6}, aiordma.ConnectionFailedError),
     ],
 )
 async def test_arguments_of_no_use(
@@ -419,20 +393,32 @@ async def test_a_transport_that_nobody_closed(address: str) -> None:
         loop.run_until_complete(forget())
         loop.close()
 
-    connects = Connecting()
-    with warnings.catch_warnings(record=True) as caught:
+    before, connects = (adapter_objects(), rdma_descriptors()), Connecting()
+    said: list[str] = []
+
+    def note(message: Warning | str, *_: object) -> None:
+        said.append(str(message))
+
+    with warnings.catch_warnings():
         warnings.simplefilter("always")
+        # The words alone: a warning that is recorded keeps its source, and all that this leads to.
+        warnings.showwarning = note  # type: ignore[assignment]
         await asyncio.to_thread(in_a_loop_of_its_own)
         connects.let_go()
-        collect()
-    said = [str(warning.message) for warning in caught]
+
+        def all_collected() -> bool:
+            # A thread that has ended its work may let go of it a little later.
+            collect()
+            return (adapter_objects(), rdma_descriptors()) == before
+
+        await until(all_collected)
     assert f"unclosed transport {made[0]}" in said
 
 
 async def test_a_loop_that_ends_with_everything_under_way(address: str) -> None:
     """asyncio.run cancels all tasks; what they held is given back."""
     config = StreamConfig(receive_buffer_size=4096, send_buffer_size=4096, close_timeout_s=0.5)
-    before, connects = adapter_objects(), Connecting()
+    before, connects = (adapter_objects(), rdma_descriptors()), Connecting()
     reports: list[str] = []
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -474,5 +460,12 @@ async def test_a_loop_that_ends_with_everything_under_way(address: str) -> None:
 
     await asyncio.to_thread(run)
     await settle()
-    await until(lambda: adapter_objects() == before, 60)
+
+    def all_given_back() -> bool:
+        collect()
+        return (adapter_objects(), rdma_descriptors()) == before
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        await until(all_given_back, 60)
     assert not [report for report in reports if "destroyed" in report], reports

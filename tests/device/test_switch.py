@@ -21,7 +21,6 @@ import trustme
 
 import aiordma
 from aiordma.link.reach import device_at, device_towards
-from aiordma.streams.policy import new_event_loop
 from tests.device.shared import name_of_device
 from tests.device.switching import LIMIT_S, Switched
 
@@ -85,24 +84,6 @@ async def test_an_address_with_a_device(
 async def test_a_wildcard_is_for_rdma(switched: Switched, address: str) -> None:
     for wildcard in (None, "", "0.0.0.0"):
         assert await switched(partial(talk, wildcard, address)) == (b"hello", "rdma")
-
-
-@pytest.mark.kernel
-async def test_loopback_has_no_device(switched: Switched, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "aiordma")
-    for host in (LOCALHOST, "localhost", [LOCALHOST]):
-        assert await switched(partial(talk, host, LOCALHOST)) == (b"hello", None)
-    assert "not over RDMA: no RDMA device for the address" in caplog.text
-
-
-async def test_always_is_never_something_else(switched: Switched, address: str) -> None:
-    assert await switched(lambda: talk(address, address), "always") == (b"hello", "rdma")
-
-    async def to_nowhere() -> None:
-        with pytest.raises(OSError, match=r"192\.0\.2\.1|unreachable|no RDMA device"):
-            await asyncio.open_connection("192.0.2.1", 7)
-
-    await switched(to_nowhere, "always")
 
 
 async def test_a_rule_of_the_program(switched: Switched, address: str) -> None:
@@ -333,11 +314,6 @@ async def test_arguments_of_asyncio(switched: Switched, address: str) -> None:
         await server.wait_closed()
 
     await switched(picky)
-
-
-async def test_a_rule_that_is_none(is_uvloop: bool) -> None:
-    with pytest.raises(ValueError, match='"device", "always" or a function'):
-        new_event_loop(when="sometimes", uvloop=is_uvloop)  # type: ignore[arg-type]
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ from aiordma.cm import ConnectionId, EventChannel
 from aiordma.verbs import SGE, RecvWR, SendWR, WCStatus
 from tests.device.meeting import Pair, talk_both_ways
 from tests.device.netem import dropped, faults
+from tests.device.noting import write_and_tell
 from tests.device.oracle import polled
 from tests.native_ends import End, close_all, joined, listening
 
@@ -67,6 +68,18 @@ async def test_every_byte_arrives_over_a_bad_wire(ends: Pair, fault: str) -> Non
     # Not over a wire that reorders: there Soft-RoCE (seen with Linux 6.12) completes an RDMA READ,
     # by which large messages travel, before all of its data has arrived.  See docs/surprises.md.
     await exchange(ends, 100, SMALL if "reorder" in fault else SMALL + LARGE)
+    if fault.startswith("loss"):
+        assert dropped() > 0
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["loss 2%", "duplicate 10%", "delay 5ms reorder 25% 50%"],
+)
+async def test_no_note_overtakes_its_data_on_a_bad_wire(ends: Pair, fault: str) -> None:
+    faults(*fault.split())
+    async with asyncio.timeout(600):
+        await write_and_tell(ends, 300)
     if fault.startswith("loss"):
         assert dropped() > 0
 

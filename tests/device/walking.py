@@ -81,6 +81,7 @@ async def messages(address: str, port: int, walk: Walk) -> None:
         message = await connection.recv()
     assert bytes(message) == BYTE
     message.release()
+    await connection.flush()  # a completion of the send is not of the close
     with walk.way("close"):
         await connection.close()
 

@@ -7,7 +7,15 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["library", "raised", "raised_by_manager", "set_link", "taken_away", "wire"]
+__all__ = [
+    "library",
+    "raised",
+    "raised_by_manager",
+    "set_addresses",
+    "set_link",
+    "taken_away",
+    "wire",
+]
 
 #: Chances are in a million.
 ALWAYS = 1_000_000
@@ -21,6 +29,7 @@ def library() -> ctypes.CDLL:
     found.fabric_set.argtypes = [ctypes.c_char_p, ctypes.c_int64]
     found.fabric_harmed.restype = ctypes.c_int64
     found.fabric_link.argtypes = [ctypes.c_uint, ctypes.c_int]
+    found.fabric_address.argtypes = [ctypes.c_uint, ctypes.c_int]
     found.fabric_remove.argtypes = [ctypes.c_uint]
     found.fabric_raise.argtypes = [ctypes.c_int, ctypes.c_uint]
     found.fabric_cm_raise.argtypes = [ctypes.c_int, ctypes.c_uint, ctypes.c_int]
@@ -51,6 +60,11 @@ def wire(faults: dict[str, int]) -> Iterator[None]:
 def set_link(device: int, *, up: bool) -> None:
     """The port of a device goes up or down."""
     assert library().fabric_link(device, up) == 0
+
+
+def set_addresses(device: int, *, present: bool) -> None:
+    """The addresses of a device go, or come back."""
+    assert library().fabric_address(device, present) == 0
 
 
 def taken_away(device: int) -> None:

@@ -30,7 +30,7 @@ from tests.native_ends import End, close_all, joined, listening, resolved
 
 HERE = os.environ["AIORDMA_FABRIC_ADDR"]
 LIMIT_S = 30
-QUICK = ConnectionConfig(ack_timeout=12, close_timeout_s=1, connect_timeout_s=1)
+QUICK = ConnectionConfig(ack_timeout=12, close_timeout_s=1)
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ async def test_d01_a_device_is_taken_away() -> None:
         with pytest.raises(DeviceRemovedError):
             await client.send(b"late")
         with pytest.raises(aiordma.RdmaError):
-            await aiordma.connect(host, listener.port, config=QUICK)
+            await aiordma.connect(host, listener.port, config=QUICK, timeout=1)
         await part(client, server)
         listener.close()
         await listener.wait_closed()

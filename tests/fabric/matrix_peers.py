@@ -36,7 +36,7 @@ from tests.native_ends import End, acked, begun, listening, resolved
 
 HERE = os.environ["AIORDMA_FABRIC_ADDR"]
 LIMIT_S = 30
-QUICK = ConnectionConfig(ack_timeout=12, close_timeout_s=1, connect_timeout_s=1)
+QUICK = ConnectionConfig(ack_timeout=12, close_timeout_s=1)
 PROGRAMS = pytest.mark.parametrize("program", [messages, streams, requests])
 
 

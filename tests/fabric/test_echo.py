@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.fabric.launching import LIMIT_S, launch, launched, outside
+from tests.pages import steps
 
 README = Path(__file__).parents[2] / "README.md"
 _ROUNDS = 5
@@ -30,6 +32,23 @@ def program(tmp_path: Path) -> str:
 def test_the_program_of_the_readme(program: str) -> None:
     done = launch("--", sys.executable, "-W", "error", program)
     assert (done.returncode, done.stdout, done.stderr) == (0, "b'hello'\n", "")
+
+
+def test_the_two_programs_of_the_readme() -> None:
+    """Its command, word for word, in the checkout."""
+    [step] = [
+        each
+        for block in re.findall(r"^```console\n(.*?)^```$", README.read_text(), re.M | re.S)
+        for each in steps(block)
+        if "examples/server.py" in each.command
+    ]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", step.command],
+        cwd=README.parent, env={**outside(), "PATH": path}, capture_output=True, check=False,
+        text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.splitlines(), done.stderr) == (0, step.lines, "")
 
 
 def test_it_takes_little_more_than_its_imports(program: str) -> None:

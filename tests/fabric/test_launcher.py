@@ -203,3 +203,25 @@ def test_a_run_within_a_run_takes_no_options(option: str) -> None:
 def test_a_run_that_is_over_is_none_to_be_in() -> None:
     found = told(AIORDMA_FABRIC="/no/such/folder")
     assert Path(found["AIORDMA_FABRIC"]).name.startswith("fabric-")
+
+
+def test_a_run_has_nothing_of_another_one(tmp_path: Path) -> None:
+    former = {
+        "AIORDMA_FABRIC": str(tmp_path),  # a folder, and none of a run
+        "AIORDMA_FABRIC_PROFILE": "/mlx5.conf",
+        "AIORDMA_FABRIC_ADDRESSES": "10.9.9.9;10.9.9.8",
+        "AIORDMA_FABRIC_ADDR": "10.9.9.9",
+        "AIORDMA_FABRIC_ADDR2": "10.9.9.8",
+    }
+    found = told("--devices", "1", **former)
+    assert found["AIORDMA_FABRIC"] != str(tmp_path)
+    assert found["AIORDMA_FABRIC_ADDR"] == "127.0.0.1"
+    assert not {"AIORDMA_FABRIC_PROFILE", "AIORDMA_FABRIC_ADDRESSES"} & set(found)
+    assert "AIORDMA_FABRIC_ADDR2" not in found
+
+
+@pytest.mark.parametrize("letter", [":", ";"])
+def test_a_path_that_the_loader_would_divide_is_not_used(tmp_path: Path, letter: str) -> None:
+    folder = tmp_path / f"a{letter}b"
+    folder.mkdir()
+    assert not told(TMPDIR=str(folder))["AIORDMA_FABRIC"].startswith(str(tmp_path))

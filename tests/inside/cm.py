@@ -15,6 +15,7 @@ from aiordma.cm import (
     multicast,
     resolving,
 )
+from aiordma.cm.address import Address
 
 if TYPE_CHECKING:
     import pytest
@@ -28,11 +29,6 @@ def kept_of(events: EventChannel) -> Sized:
 def publish(events: EventChannel, event: ConnectionEvent) -> None:
     """As if the connection manager had said so."""
     events._publish(event)
-
-
-def take_event(events: EventChannel) -> Any:
-    """Take an event from the kernel, as the reader of the channel does, if there is one."""
-    return events._events.next()
 
 
 def dispatch(events: EventChannel, taken: Any) -> None:
@@ -83,7 +79,17 @@ def before_leaving_groups(patch: pytest.MonkeyPatch, call: Callable[[], object])
 
 def enroll(events: EventChannel, connection_id: Any) -> int:
     """Have the events with this number go to a connection id."""
-    return events._ids.add(connection_id)
+    return events._enroll(connection_id)
+
+
+def pass_requests_on(events: EventChannel, channel: Any) -> None:
+    """Have the ids of the requests that a channel gets belong to another channel."""
+    events._requests_go_to = channel
+
+
+def ends_of(cm_id: ConnectionId) -> tuple[Address | None, Address | None]:
+    """The peername and the sockname of an id."""
+    return cm_id._ends()
 
 
 def set_short_pause(patch: pytest.MonkeyPatch, seconds: float) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sized
 from typing import TYPE_CHECKING, Any
 
 from aiordma import Message
-from aiordma._core import Loan, Owner
+from aiordma._core import Loan
 from aiordma.verbs.resource import Resource
 
 if TYPE_CHECKING:
@@ -33,37 +33,27 @@ def lend(message: Message, view: memoryview) -> Loan:
     return message._lend(view)
 
 
-# Owners
+# Resources
 
 
-def require(owner: Owner) -> Any:
-    """The handle."""
-    return owner._require()
-
-
-def retain(owner: Owner) -> None:
+def retain(owner: Resource) -> None:
     """Count a user."""
     owner._retain()
 
 
-def let_go(owner: Owner, child: Owner | None = None) -> None:
-    """Count a user out, or a child."""
-    owner._let_go(*() if child is None else (child,))
+def let_go(owner: Resource) -> None:
+    """Count a user out."""
+    owner._let_go()
 
 
-def children_of(owner: Owner) -> int:
+def children_of(owner: Resource) -> int:
     """How many there are that count."""
     return owner._children
 
 
-def made_of(owner: Owner) -> Sized:
+def made_of(owner: Resource) -> Sized:
     """Those that it closes."""
     return owner._made
-
-
-def is_gone(owner: Any) -> bool:
-    """Whether the C object is destroyed, or was never made."""
-    return bool(owner._state.value == "gone")
 
 
 def fail_after_letting_go(

@@ -90,11 +90,6 @@ def one_of(groups: Groups) -> asyncio.Lock:
     return groups._one
 
 
-def known_destinations(transport: RdmaDatagramTransport) -> int:
-    """How many destinations a transport knows the way to."""
-    return len(transport._outbox.destinations)
-
-
 def known_services(transport: RdmaDatagramTransport) -> int:
     """How many services a transport knows by the source of their datagrams."""
     return len(transport._outbox.destinations._services)

@@ -4,32 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from aiordma import Connection, ConnectionEvents, Listener
+from aiordma import Connection, ConnectionConfig, Listener
 from aiordma._core import MessageState
 from aiordma.cm.address import Address
-from aiordma.endpoint import large, one_sided, receiving, sending, slots
-from aiordma.endpoint.large import Fetcher, LargeMessages
+from aiordma.endpoint import one_sided, receiving, slots
+from aiordma.endpoint.events import ConnectionEvents
+from aiordma.endpoint.large import exposure, fetch
+from aiordma.endpoint.large.exposure import Exposer
+from aiordma.endpoint.large.fetch import Fetcher
 from aiordma.endpoint.lease import Lease
 from aiordma.endpoint.link import Link, LinkOwner
 from aiordma.endpoint.listener import _confirmed
 from aiordma.endpoint.one_sided import Operations
 from aiordma.endpoint.receiving import Receiver
-from aiordma.endpoint.sending import Exposer, Sender
-from aiordma.endpoint.slots import Slots
+from aiordma.endpoint.sending import Sender
 from aiordma.endpoint.wire import Hello
-from aiordma.memory.budget import Share, SlotBudget
-from aiordma.memory.byte_budget import Account, ByteBudget
 from aiordma.memory.cache import RegistrationCache
+from aiordma.memory.governor import Budget, Growth, Member
 from aiordma.memory.lent import LentPart
 from aiordma.requests import place
 from aiordma.verbs import MemoryRegion
 
 if TYPE_CHECKING:
     import pytest
+
+
+def limit_fetches(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Give up a connection when nothing has arrived of a large message for so many seconds."""
+    monkeypatch.setattr(fetch, "FETCH_TIMEOUT_S", seconds)
+
+
+def limit_identity(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """How long an operation waits for the peer to say which memory is its own."""
+    monkeypatch.setattr(one_sided, "_IDENTITY_S", seconds)
 
 
 def link_of(connection: Connection) -> Link:
@@ -75,19 +86,14 @@ def pinned_beside(connection: Connection) -> int:
     return len(connection._link.buffers._pinned)
 
 
-def large_budget_of(listener: Listener) -> ByteBudget:
+def large_budget_of(listener: Listener) -> Budget:
     """The budget of all large messages of its connections."""
     return listener._budget
 
 
-def charge(connection: Connection, account: Account) -> None:
-    """Charge the large messages of a connection to another account."""
-    connection._link.buffers._account = account
-
-
 def source_of(connection: Connection) -> str:
     """The source to which the large messages of a connection are charged."""
-    return connection._link.buffers.account._source
+    return str(connection._link.buffers.account.source)
 
 
 def when_it_waits_for_the_greeting(patch: pytest.MonkeyPatch, call: Callable[[], None]) -> None:
@@ -101,8 +107,8 @@ def when_it_waits_for_the_greeting(patch: pytest.MonkeyPatch, call: Callable[[],
     patch.setattr(Connection, "_await_greeting", awaiting)
 
 
-def memory_of(connection: Connection) -> set[MemoryRegion | LentPart]:
-    """The regions that it closes at its end."""
+def memory_of(connection: Connection) -> dict[MemoryRegion | LentPart, None]:
+    """The regions that it closes at its end, in their order."""
     return connection._one_sided.memory
 
 
@@ -138,6 +144,11 @@ def awaits_reason(connection: Connection) -> bool:
     return connection._link._unexplained is not None
 
 
+def operations_of(connection: Connection) -> Operations:
+    """The READs, WRITEs and atomics that Python posts."""
+    return connection._one_sided.operations
+
+
 def state_of(connection: Connection) -> MessageState:
     """The state in C."""
     return connection._state
@@ -148,21 +159,16 @@ def waiting_requests(listener: Listener) -> int:
     return len(listener._pending)
 
 
-def slots_of(connection: Connection) -> Slots:
-    """Its slots."""
-    return connection._link.slots
-
-
-def share_of(connection: Connection) -> Share | None:
+def share_of(connection: Connection) -> Member | None:
     """Its share of a pool of slots, if it has one."""
-    return connection._link.slots._share
+    return connection._link.slots._member
 
 
-def budget_of(connection: Connection) -> SlotBudget:
+def budget_of(connection: Connection) -> Growth:
     """The slots of the pool of which it has its own."""
     share = share_of(connection)
     assert share is not None
-    return share._budget
+    return share.growth
 
 
 def waiting_in(half: Sender | Receiver) -> int:
@@ -183,16 +189,6 @@ def meet(
 ) -> None:
     """Take the numbers of the peer's half of the handshake."""
     connection._meet(hello, reads, peer)
-
-
-def hello_from(connection: Connection, private_data: bytes, room: int) -> bytes:
-    """This side's half of the handshake."""
-    return connection._hello(private_data, room)
-
-
-def peer_loop_of(connection: Connection) -> object:
-    """The event loop of the peer, as far as it is known."""
-    return connection._peer_loop
 
 
 def greeting_of(connection: Connection) -> asyncio.Future[None]:
@@ -246,35 +242,25 @@ def tell_failed(owner: LinkOwner) -> None:
 # Large messages, and operations
 
 
-def large_of(connection: Connection) -> LargeMessages:
-    """The large messages of both directions."""
-    return connection._large
-
-
-def set_large(connection: Connection, parts: Any) -> None:
-    """Have a fake in their place."""
-    connection._own_large = parts
-
-
 def copied_up_to() -> int:
     """The bytes of a large message that is copied, in place of being registered, at most."""
-    return int(vars(sending)["COPIED_BYTES"])  # as a test has set it
+    return int(vars(exposure)["COPIED_BYTES"])  # as a test has set it
 
 
 def copy_up_to(patch: pytest.MonkeyPatch, size: int) -> None:
     """Set that."""
-    for module in (large, sending):
+    for module in (fetch, exposure):
         patch.setattr(module, "COPIED_BYTES", size)
 
 
 def look_each(patch: pytest.MonkeyPatch, seconds: float) -> None:
     """How often it is looked whether a slow fetch is in the way of others."""
-    patch.setattr(large, "_LOOK_S", seconds)
+    patch.setattr(fetch, "_LOOK_S", seconds)
 
 
 def read_in_chunks(patch: pytest.MonkeyPatch, size: int) -> None:
     """The most bytes that a READ asks for."""
-    patch.setattr(large, "_READ_CHUNK", size)
+    patch.setattr(fetch, "_READ_CHUNK", size)
 
 
 def copy_in_steps(patch: pytest.MonkeyPatch, size: int) -> None:
@@ -304,16 +290,16 @@ def hold_reads(connection: Connection) -> Iterator[list[int]]:
 
 def attend(operations: Operations) -> None:
     """Have the link listen for operations, which it does not when none has been posted lately."""
-    operations._attend()
+    operations._listen()
 
 
 def still_listens(operations: Operations) -> bool:
     """Whether the link listens for operations after the time to linger has passed twice."""
     for _ in range(2):
-        if operations._resting is not None:
-            operations._resting.cancel()
-            operations._rest()
-    return operations._resting is not None
+        if operations._listening is not None:
+            operations._listening.cancel()
+            operations._stop_listening_if_idle()
+    return operations._listening is not None
 
 
 def begin_end(lease: Lease) -> None:
@@ -323,7 +309,7 @@ def begin_end(lease: Lease) -> None:
 
 def check_remote(remote: object) -> None:
     """Refuse what is no RemoteRegion."""
-    one_sided._check_remote(remote)
+    one_sided.check_remote(remote)
 
 
 def after_frames(patch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
@@ -342,17 +328,46 @@ def ask_for_inline(patch: pytest.MonkeyPatch, size: int) -> None:
     patch.setattr(slots, "_INLINE", size)
 
 
-def receive_in_python(connection: Connection, go_on: Callable[[], Awaitable[object]]) -> None:
+def receive_in_python(
+    connection: Connection, go_on: Callable[[], Coroutine[Any, Any, Any]]
+) -> None:
     """Have C leave the next `recv` to Python, where it is `go_on`."""
-    connection._recv_in_python = go_on  # type: ignore[method-assign, assignment]
-    connection._state.python = True
+    connection._recv_in_python = lambda waited: go_on()  # type: ignore[method-assign]
+    connection._state.delegate(True)
 
 
 def left_is(patch: pytest.MonkeyPatch, function: Callable[[], object]) -> None:
     """Have C call `function` when a task has left its wait for a message by an exception."""
-    patch.setattr(Connection, "_left", lambda _: function())
+    patch.setattr(Connection, "_receive_abandoned", lambda _: function())
 
 
 def take_frames_as_messages(patch: pytest.MonkeyPatch) -> None:
     """Have `recv` return the frames of requests, for a test that answers them by hand."""
     patch.setattr(Receiver, "_require_requests", lambda self: None)
+
+
+def set_terms(state: MessageState, **terms: Any) -> None:
+    """Change some of the terms of a handshake, and the credits; the others stay."""
+    facts = state.facts()
+    now = {
+        name: facts[name]
+        for name in (
+            "eager_size", "bare_size", "fragmented_size", "written_size", "landed_size", "numbered"
+        )
+    }  # fmt: skip
+    credits = terms.pop("credits", state.credits) - state.credits
+    state.agree(credits, **(now | terms))
+
+
+@contextlib.contextmanager
+def fail_at_hello(patch: pytest.MonkeyPatch, cause: BaseException) -> Iterator[None]:
+    """Have the adapter of each connection fail once its request is on its way."""
+    real = Connection.__init__
+
+    def made(self: Connection, link: Link, config: ConnectionConfig) -> None:
+        real(self, link, config)
+        link.loop.call_soon(link.fail, cause)
+
+    with patch.context() as patched:
+        patched.setattr(Connection, "__init__", made)
+        yield

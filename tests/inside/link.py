@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from aiordma import Connection, Listener, RdmaServer
 from aiordma._core import Poller, Spin
 from aiordma.endpoint.link import Link
-from aiordma.link import completions, log_share
+from aiordma.link import acceptor, completions, limits, log_share
 from aiordma.link.acceptor import Acceptor
 from aiordma.link.admission import Ledger, Places
-from aiordma.link.log_share import VIOLATIONS
+from aiordma.link.log_share import DENIED, VIOLATIONS
+from aiordma.streams import server
 from aiordma.streams.stream_port import StreamPort
 from aiordma.verbs import CompletionChannel, CompletionQueue
 from tests.inside.endpoint import link_of
@@ -21,18 +22,35 @@ if TYPE_CHECKING:
     import pytest
 
 
+def limit_half_open(
+    monkeypatch: pytest.MonkeyPatch, *, size: int | None = None, pressed_s: float | None = None
+) -> None:
+    """Let half-open clients pin `size` bytes, and give them so many seconds while others wait."""
+    if size is not None:
+        monkeypatch.setattr(limits, "_HALF_OPEN_BYTES", size)
+    if pressed_s is not None:
+        monkeypatch.setattr(acceptor, "PRESSED_HANDSHAKE_S", pressed_s)
+
+
+def limit_tls(monkeypatch: pytest.MonkeyPatch, *, most_of_one: int, pressed_s: float) -> None:
+    """Give a source so many TLS handshakes at a time, and so many seconds while others wait."""
+    monkeypatch.setattr(server, "MOST_TLS_HANDSHAKES", 2 * most_of_one)
+    monkeypatch.setattr(server, "PRESSED_TLS_S", pressed_s)
+
+
 def acceptor_without_listener(catch_up: Callable[[], None]) -> Acceptor:
     """An acceptor that drops clients, and looks for events of its connections by `catch_up`."""
-    acceptor: Any = Acceptor.__new__(Acceptor)
-    acceptor._shared = SimpleNamespace(_catch_up=catch_up)
-    acceptor.dropped = 0
-    made: Acceptor = acceptor
+    bare: Any = Acceptor.__new__(Acceptor)
+    bare._shared = SimpleNamespace(_catch_up=catch_up)
+    bare.dropped = 0
+    made: Acceptor = bare
     return made
 
 
 def forget_violations() -> None:
     """Let each source have its share of lines in the log once more."""
     VIOLATIONS._periods.clear()
+    DENIED._periods.clear()
 
 
 def lengthen_log_periods(patch: pytest.MonkeyPatch) -> None:
@@ -64,7 +82,7 @@ def acceptor_of(server: Listener | RdmaServer) -> Acceptor:
     return server._acceptor
 
 
-def sources_of(counts: Places | Ledger) -> Collection[str]:
+def sources_of(counts: Places | Ledger) -> Collection[Hashable]:
     """The sources of clients that it remembers."""
     return counts._sources if isinstance(counts, Places) else counts._clients.sources
 

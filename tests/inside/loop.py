@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import queue
-from typing import TYPE_CHECKING, Any
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiordma.loop import background, slots, workers
-from aiordma.loop.job import Job
-from aiordma.loop.limit import PatientLimit
+from aiordma.loop.limit import Limit
 from aiordma.loop.workers import WorkerPool
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
     import pytest
+
+T = TypeVar("T")
 
 
 def threads_of(pool: WorkerPool) -> int:
@@ -19,19 +23,17 @@ def threads_of(pool: WorkerPool) -> int:
     return pool._threads
 
 
-def jobs_of(pool: WorkerPool) -> queue.SimpleQueue[Job[Any]]:
-    """The calls that wait for a thread."""
-    return pool._jobs
+def all_done(pool: WorkerPool, seconds: float) -> bool:
+    """Block until the pool has made every call, at most so many seconds; False if not."""
+    deadline = time.monotonic() + seconds
+    while pool.unfinished and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return not pool.unfinished
 
 
-def set_jobs(patch: pytest.MonkeyPatch, pool: WorkerPool, jobs: object) -> None:
-    """Have another queue of them."""
-    patch.setattr(pool, "_jobs", jobs)
-
-
-def wait_for_start(patch: pytest.MonkeyPatch, seconds: float) -> None:
-    """For how long a thread that was started may take to run."""
-    patch.setattr(workers, "_START_S", seconds)
+def make_call(function: Callable[[], T], future: Future[T]) -> None:
+    """What a thread of a pool does with a call."""
+    workers.Call(future, function).make()
 
 
 def entries_of(timers: Any) -> int:
@@ -49,14 +51,9 @@ def default_pool() -> WorkerPool:
     return workers._blocking
 
 
-def unfinished(pool: WorkerPool) -> int:
-    """How many of its calls have not returned."""
-    return pool._unfinished
-
-
-def is_ticking(limit: PatientLimit) -> bool:
+def is_ticking(limit: Limit) -> bool:
     """Whether steps of its time are left."""
-    return limit._left > 0
+    return limit._steps > 0
 
 
 def give_the_end(patch: pytest.MonkeyPatch, seconds: float) -> None:

@@ -6,10 +6,9 @@ from collections.abc import Collection, Sized
 from typing import TYPE_CHECKING, Any
 
 from aiordma import Memory
-from aiordma.memory import large_memory, shared
-from aiordma.memory.budget import Share, SlotBudget
-from aiordma.memory.byte_budget import ByteBudget
-from aiordma.memory.elastic import ElasticArena
+from aiordma.memory import governor, large_memory, shared
+from aiordma.memory.arena import Arena
+from aiordma.memory.governor import Budget, Growth, Kind, Member
 from aiordma.memory.large_memory import LargeMemory
 from aiordma.memory.lent import LentPart
 from aiordma.verbs import Context, MemoryRegion, MWType, ProtectionDomain
@@ -18,61 +17,47 @@ if TYPE_CHECKING:
     import pytest
 
 
-def chunks_of(arena: ElasticArena) -> Collection[Any]:
+def chunks_of(arena: Arena) -> Collection[Any]:
     """The pieces of memory that it has."""
     return arena._chunks.values()
 
 
-def members_of(budget: SlotBudget) -> set[Share]:
-    """Those that have a share."""
-    return budget._members
-
-
-def squeezing(budget: SlotBudget) -> Collection[Share]:
-    """The shares that want more than there is."""
-    return budget._waiting.values()
+def squeezing(budget: Growth) -> Collection[Member]:
+    """The members that want more than there is."""
+    return budget._wanting.values()
 
 
 # Bytes
 
 
-def held_of(budget: ByteBudget) -> list[int]:
-    """The bytes that are taken, for each part."""
-    return budget._held
-
-
-def own_of(budget: ByteBudget) -> tuple[dict[str, int], ...]:
-    """The same, for each source."""
-    return budget._own
-
-
-def line_of(budget: ByteBudget) -> Sized:
+def line_of(budget: Budget) -> Sized:
     """The sources that wait for bytes."""
     return budget._line
 
 
-def waiting_of(budget: ByteBudget, source: str) -> int:
-    """How many large messages of a source wait for memory."""
-    return len(budget._line.get(source, ()))
+def give_back(budget: Budget, kind: Kind, size: int, source: str) -> None:
+    """Give back what leases have taken, as these do."""
+    budget._add(kind, -size, source)
+    budget._serve()
 
 
 # Large messages
 
 
 def sending_of(memory: LargeMemory) -> int:
-    """Bytes of the sends that have a turn."""
-    return memory._sending
+    """Bytes of the sends that have a lease."""
+    return memory.sends.held()
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch, *, turn_s: float = 5.0, short_s: float = 30.0) -> None:
-    """Give sends less time for their turn, and less for memory that is short."""
-    monkeypatch.setattr(large_memory, "TURN_S", turn_s)
+    """Give sends less time for their lease, and less for memory that is short."""
+    monkeypatch.setattr(large_memory, "SENDS", governor.SENDS._replace(patience_s=turn_s))
     monkeypatch.setattr(large_memory, "SHORT_S", short_s)
 
 
 def stop_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have all turns asked for, and granted, at the same moment."""
-    monkeypatch.setattr(large_memory, "now", lambda: 5.0)
+    """Have all leases asked for, and granted, at the same moment."""
+    monkeypatch.setattr(governor, "now", lambda: 5.0)
 
 
 # Shared memory

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiordma.metrics import Service, serving
+from aiordma.metrics import serving
+from aiordma.metrics.serving import Service
 
 if TYPE_CHECKING:
     import pytest

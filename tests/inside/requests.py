@@ -20,7 +20,7 @@ def exchange_of(connection: Connection) -> Exchange:
 
 def held_by(calls: Calls) -> tuple[int, int, int]:
     """Calls with a number, calls that count against the grant, and their bytes."""
-    return len(calls._calls), calls._held, calls._bytes
+    return len(calls._table), calls._table.taken, calls._table.taken_bytes
 
 
 def is_waiting(calls: Calls, task: asyncio.Task[Any]) -> bool:
@@ -52,8 +52,8 @@ def ring(calls: Calls) -> None:
 
 def held_of(served: Served) -> tuple[int, int, int, int]:
     """Numbers that are not answered, requests in line, requests that count, and their bytes."""
-    queued = len(served._queue)
-    return len(served._numbers), queued, served._taken + queued, served._held_bytes
+    queued = len(served.queue)
+    return len(served.numbers), queued, served.taken + queued, served.held
 
 
 def number_of(request: Request) -> int:
@@ -63,4 +63,4 @@ def number_of(request: Request) -> int:
 
 def set_number(calls: Calls, number: int) -> None:
     """As if the last request had had this number."""
-    calls._number = number
+    calls._table.number_from(number + 1)

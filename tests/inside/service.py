@@ -6,11 +6,23 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from aiordma import Pool
+from aiordma.endpoint.outcome import Outcome
 from aiordma.service import pool as pool_module
 from aiordma.service import server as server_module
+from aiordma.service import way as way_module
+from aiordma.service import ways as ways_module
 
 if TYPE_CHECKING:
     import pytest
+
+__all__ = [
+    "Outcome",
+    "name_within",
+    "pools_connect_by",
+    "prove_after",
+    "tell_of_handlers_after",
+    "users_of",
+]
 
 
 def pools_connect_by(patch: pytest.MonkeyPatch, connect: Callable[..., Any]) -> None:
@@ -20,7 +32,12 @@ def pools_connect_by(patch: pytest.MonkeyPatch, connect: Callable[..., Any]) -> 
 
 def prove_after(patch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have a connection of a pool count as one that worked after so many seconds."""
-    patch.setattr(pool_module, "_PROVEN_S", seconds)
+    patch.setattr(way_module, "_PROVEN_S", seconds)
+
+
+def name_within(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have a function that names addresses for a pool take so many seconds at most."""
+    patch.setattr(ways_module, "_NAMING_S", seconds)
 
 
 def tell_of_handlers_after(patch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -32,10 +49,4 @@ def users_of(pool: Pool) -> int:
     """How many uses of connections are counted, and tasks in line."""
     core = pool._core
     assert core is not None
-    return sum(member.users for member in core._members) + len(core._line)
-
-
-def connections_of(pool: Pool) -> list[Any]:
-    """The connections that the pool has."""
-    assert pool._core is not None
-    return [member.connection for member in pool._core._members]
+    return sum(member.users for member in core._members) + len(core.line)

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
+import itertools
 from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Any, cast
+from unittest import mock
 
-from aiordma import RdmaServer, RdmaStreamReader, RdmaTransport
+from aiordma import RdmaServer, RdmaStreamReader, RdmaTransport, StreamConfig
 from aiordma.link.admission import Place, Places
 from aiordma.loop import registry
-from aiordma.memory import budget
-from aiordma.streams import policy
+from aiordma.memory import governor
+from aiordma.streams import plan, policy
 from aiordma.streams.outgoing import Outgoing
 from aiordma.streams.stream_port import StreamPort
 from aiordma.verbs.mr import MemoryRegion
 
 if TYPE_CHECKING:
     import pytest
+
+
+_numbers = itertools.count(1)
+
+
+def with_depths(config: StreamConfig, *, recv: int = 100, send: int = 60) -> StreamConfig:
+    """The same settings, for streams with so many messages under way each way."""
+    # Plans are found by equal settings: a microsecond makes these others.
+    seconds = config.close_timeout_s + 1e-6 * next(_numbers)
+    config = dataclasses.replace(config, close_timeout_s=seconds)
+    with mock.patch.object(plan, "RECV_DEPTH", recv), mock.patch.object(plan, "SEND_DEPTH", send):
+        for iwarp in (False, True):
+            plan.plan_of(config, iwarp=iwarp)
+    return config
 
 
 def port_of(transport: object) -> StreamPort:
@@ -40,19 +57,9 @@ def in_the_ring(reader: RdmaStreamReader) -> int:
     return cast("Any", reader)._transport._in.state.readable  # type: ignore[no-any-return]
 
 
-def is_waiting(reader: RdmaStreamReader) -> bool:
-    """Whether a task waits for bytes."""
-    return bool(cast("Any", reader)._transport._in.waiting)
-
-
 def lose_end(transport: Any) -> None:
     """As if a KeyboardInterrupt had come before the report of the end was scheduled."""
     transport._over = True
-
-
-def mappings_wait(transport: Any) -> bool:
-    """Whether a mapping waits for a credit."""
-    return bool(transport._machine.iomap.pending)
 
 
 def takes_mappings(transport: Any) -> bool:
@@ -101,10 +108,10 @@ def refuse_larger_rings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def limit_steps(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Slots and rings that come with traffic have `size` bytes, of loops that have had none."""
-    monkeypatch.setattr(budget, "_StepBudget", lambda: budget.SlotBudget(size))
+    monkeypatch.setattr(governor, "left", lambda _: lambda: size)
 
 
 def bytes_of_steps() -> int:
     """Bytes of slots and rings that have come with traffic, of the running loop."""
-    entry = registry._entries_of(asyncio.get_running_loop()).get("steps")
+    entry = registry._entries_of(asyncio.get_running_loop()).get("growth")
     return entry.shared.used if entry else 0

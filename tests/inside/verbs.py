@@ -11,16 +11,15 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from aiordma._core import QueueState
+from aiordma._core import Drain, QueueState
 from aiordma.link.shared_queues import SharedQueue, SharedQueues
 from aiordma.loop import registry
 from aiordma.loop.pump import FdPump
+from aiordma.loop.weak import living
 from aiordma.verbs import (
-    AsyncEvent,
     CompletionChannel,
     CompletionQueue,
     Context,
-    ExtendedCompletion,
     ExtendedCompletionQueue,
     MemoryRegion,
     PreparedPost,
@@ -33,7 +32,9 @@ from aiordma.verbs import (
     safety,
     slab,
 )
+from aiordma.verbs.async_event import AsyncEvent
 from aiordma.verbs.cq import _Room
+from aiordma.verbs.cq_ex import ExtendedCompletion
 from aiordma.verbs.resource import Resource, ResourceState
 from aiordma.verbs.wc import WCRecord
 from aiordma.verbs.work_queue import WorkQueue
@@ -130,8 +131,7 @@ def untaken(cq: CompletionQueue) -> int:
 
 def token_of(queue: CompletionQueue | SharedReceiveQueue | QueuePair) -> int:
     """The number by which events of the device find a queue."""
-    entries = async_event._queues.references
-    return next(token for token, known in entries.items() if known() is queue)
+    return next(token for token, known in async_event._queues.items() if known() is queue)
 
 
 def read_device_events(context: Context) -> None:
@@ -152,7 +152,7 @@ def forget_queue(queue: CompletionQueue | SharedReceiveQueue) -> None:
 
 def known_queues() -> list[Any]:
     """The queues that events of a device can find."""
-    return list(async_event._queues.values())
+    return living(async_event._queues.copy().values())
 
 
 def subscriptions() -> list[Any]:
@@ -175,8 +175,8 @@ def drain_once(channel: CompletionChannel) -> bool:
 
 
 def safety_of(channel: CompletionChannel) -> Any:
-    """The timer after which a poll that nothing has asked for is judged, or None."""
-    return channel._safety._judging
+    """The timer after which completions without an event count as lost, or None."""
+    return channel._safety._verification
 
 
 def poll_for_safety(channel: CompletionChannel) -> None:
@@ -334,3 +334,34 @@ def kept_by(region: MemoryRegion) -> object:
 def moves(qp: QueuePair) -> bool:
     """Whether a thread makes a change of its state."""
     return qp._moving is not None and qp._moving.under_way
+
+
+def steps_of_an_alarm() -> list[str]:
+    """What the alarm of an idle channel does, in order, if C has polled a completion by then."""
+    steps: list[str] = []
+    own = SimpleNamespace(events=0, spins=False)
+
+    class Queue:
+        managed, closed, _token, _aio = True, False, 7, own
+
+    queue: Any = Queue()
+    queues: Any = weakref.WeakValueDictionary({7: queue})
+
+    class Channel:
+        drain, _cqs, _home, _failure = Drain(0, 4), queues, None, None
+
+        def _kick(self) -> None:
+            steps.append("takes events")
+
+        def _sweep(self, _: object, polled: Any) -> tuple[int, int, int]:
+            steps.append(f"dispatches {polled}")
+            return 1, 0, 1
+
+    channel: Any = Channel()
+    poll: Any = safety.Safety(channel)
+    poll._poll = SimpleNamespace(
+        take=lambda: [(7, 0, "what C has")], new_events=lambda: 0, expect_calm=lambda _: None
+    )
+    poll._verification = SimpleNamespace(run=lambda: steps.append("verifies"))
+    poll._on_alarm()
+    return steps

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from aiordma import FlushedError, TransportRetryError
+from aiordma import CompletionError, FlushedError
 from aiordma.verbs import GRH, SGE, AddressHandle, BringUp, QPAddress, QPType, WCFields
 from tests.device.bringing_up import HandMade, hand_made
 from tests.interop import by_hand, pingpong
@@ -126,7 +126,7 @@ class Player:
 
     async def send(self, *, last: bool = False) -> None:
         # After the last message the program may be gone before its adapter has acknowledged it.
-        gone = (TransportRetryError, FlushedError) if last else ()
+        gone = (CompletionError, FlushedError) if last else ()
         with contextlib.suppress(*gone):
             await self.end.qp.send(self.source, **self.to)
 

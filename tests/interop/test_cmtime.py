@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import aiordma
-from aiordma import Connection, ConnectionConfig
+from aiordma import Connection, ConnectionConfig, ListenerLimits
 from tests.interop import cmtime
 from tests.interop.cmtime import CONNECT, DISCONNECT, INIT_QP, RESET, Kind
 from tests.interop.program import ended_by_peer, running, until_listening
 
-CONFIG = ConnectionConfig(
-    raw=True, slot_size=64, recv_depth=2, send_depth=1, connect_timeout_s=35, handshake_timeout_s=35
-)
+CONFIG = ConnectionConfig(raw=True, slot_size=64, recv_depth=2, send_depth=1)
+LIMITS = ListenerLimits(handshake_timeout_s=35)
 
 
 async def test_aiordma_serves_cmtime(address: str, most: int) -> None:
@@ -22,7 +21,7 @@ async def test_aiordma_serves_cmtime(address: str, most: int) -> None:
 
     program = await cmtime.installed(most)
     async with (
-        aiordma.listen(address, 0, config=CONFIG, backlog=most) as listener,
+        aiordma.listen(address, 0, config=CONFIG, backlog=most, limits=LIMITS) as listener,
         program.client(address, listener.port) as client,
         asyncio.TaskGroup() as group,
     ):
@@ -44,7 +43,7 @@ async def test_cmtime_serves_aiordma(address: str, port: int, most: int) -> None
 
 
 async def _connect(address: str, port: int) -> Connection:
-    return await aiordma.connect(address, port, config=CONFIG)
+    return await aiordma.connect(address, port, config=CONFIG, timeout=35)
 
 
 async def _connect_all(count: int, address: str, port: int) -> list[Connection]:

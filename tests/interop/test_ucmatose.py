@@ -13,7 +13,7 @@ from collections.abc import Awaitable
 import pytest
 
 import aiordma
-from aiordma import Connection, ConnectionConfig, ConnectionFailedError
+from aiordma import Connection, ConnectionConfig, ConnectionFailedError, ListenerLimits
 from tests.interop.program import (
     Program,
     assert_bytes,
@@ -27,10 +27,8 @@ from tests.interop.program import (
 MESSAGES = 10
 FEW = 5  # connections, where they are not the point
 SIZE = 2000
-CONFIG = ConnectionConfig(
-    raw=True, slot_size=SIZE, recv_depth=MESSAGES, send_depth=MESSAGES,
-    connect_timeout_s=35, handshake_timeout_s=35,
-)  # fmt: skip
+CONFIG = ConnectionConfig(raw=True, slot_size=SIZE, recv_depth=MESSAGES, send_depth=MESSAGES)
+LIMITS = ListenerLimits(handshake_timeout_s=35)
 
 # The GNU C library fills what malloc returns with the complement of this byte.  (Not what is below
 # about a KiB: that comes from a cache which it does not fill.)
@@ -72,7 +70,7 @@ async def test_aiordma_serves_ucmatose(address: str, most: int, options: tuple[s
                 with await connection.recv() as reply:
                     assert_bytes(memoryview(reply), message(number, MESSAGES - 1))
 
-    async with aiordma.listen(address, 0, config=CONFIG, backlog=count) as listener:
+    async with aiordma.listen(address, 0, config=CONFIG, backlog=count, limits=LIMITS) as listener:
         command = ucmatose(listener.port, count, "-s", address, *options)
         async with running(*command) as client, asyncio.TaskGroup() as group:
             for number in range(count):
@@ -99,7 +97,7 @@ async def test_ucmatose_serves_aiordma(
 
     async def dial(at: int) -> list[Connection | BaseException]:
         def open_one() -> Awaitable[Connection]:
-            return aiordma.connect(address, at, config=CONFIG)
+            return aiordma.connect(address, at, config=CONFIG, timeout=35)
 
         first = await until_listening(server, at, open_one)
         others = (open_one() for _ in range(1, count))

@@ -55,7 +55,7 @@ def _versions() -> dict[str, str]:
 def _run(names: list[str]) -> list[dict[str, Any]]:
     seen = _BUILT / "seen.json"
     seen.unlink(missing_ok=True)
-    softroce = ("aiordma.testing.softroce", "--engine", "uml", "--device", "rxe")
+    softroce = ("aiordma_softroce", "--engine", "uml", "--device", "rxe")
     limit = ("--timeout", str(_LIMIT_S - 60), "--")
     guest = (str(_PYTHON), "-m", "tests.programs.guest", str(seen), *names)
     words = (sys.executable, "-m", *softroce, *limit, *guest)

@@ -8,8 +8,7 @@ import pytest
 
 import aiordma
 from aiordma._ffi import ffi
-from aiordma.verbs import SGE, RecvWR, SendWR, WCStatus
-from aiordma.verbs.prepared import PreparedPost
+from aiordma.verbs import SGE, PreparedPost, RecvWR, SendWR, WCStatus
 from tests.seeds.ends import DEPTH, Pair
 
 pytestmark = pytest.mark.device
@@ -103,7 +102,7 @@ async def test_j122_success_of_the_last_execution(pair: Pair) -> None:
         for _ in range(DEPTH):
             recv.execute()
             assert recv.is_success
-        with pytest.raises(aiordma.ResourceBusyError):
+        with pytest.raises(aiordma.RdmaOSError):
             recv.execute()
         assert not recv.is_success
         send.execute()
