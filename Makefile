@@ -13,15 +13,15 @@
 #   make programs [PROGRAMS=websockets_both]    servers and clients off PyPI under the switch; docs/switch.md
 #   make wheel               the sdist and the wheel for PyPI, in dist/
 #   make test-kernels        each kernel of softroce by name: boots, pings, device tests (long)
-#   make softroce-wheel      kernel and rdma-core for --softroce on any system, as a wheel, in dist/
-#   make release-check       the same, and whether they can be published: each CPython, clean systems
+#   make softroce-wheel      aiordma-softroce, with kernels and rdma-core for any system in its wheel, in dist/
+#   make release-check       both, and whether they can be published: each CPython, clean systems
 #   make lint [FIX=1]        make docs        make setup        make clean
 #
 # PYTHON=/path/to/python3 chooses the interpreter for .venv (3.11 or later).
 
 SHELL := /bin/bash
 PY := .venv/bin/python
-SOFTROCE := $(PY) -m aiordma.testing.softroce
+SOFTROCE := $(PY) -m aiordma_softroce
 export PYTHON
 # As root the runner installs what tools/setup has not.
 export AIORDMA_SOFTROCE_INSTALL := 1
@@ -88,7 +88,7 @@ wheel:
 
 test-kernels:
 	@tools/setup test
-	@$(PY) -m pytest -q -W error -p no:cacheprovider tests/runner/test_kernels.py -s
+	@$(PY) -m pytest -q -W error -p no:cacheprovider softroce/tests/test_kernels.py tests/guests/test_kernels.py -s
 
 softroce-wheel:
 	@tools/setup release
@@ -105,7 +105,6 @@ lint:
 docs:
 	@tools/setup docs
 	@$(PY) -m sphinx -W --keep-going -q -b html docs build/docs
-	@$(PY) tools/links.py build/docs
 	@echo "docs: open build/docs/index.html"
 
 setup:
@@ -113,9 +112,9 @@ setup:
 
 # The kernel stays: it is in the user's cache, and takes minutes to build.
 clean:
-	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist *.egg-info softroce/src/*.egg-info softroce/build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -rf .import_linter_cache .coverage .coverage.* htmlcov aiordma/_*/_*.so aiordma/testing/fa*/_*.so aiordma/_ffi/_rdma.c
-	find aiordma tests tools examples docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find aiordma softroce tests tools examples docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 help:
 	@sed -n '3,18s/^# \{0,1\}//p' Makefile

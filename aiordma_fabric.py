@@ -38,6 +38,11 @@ STANDARD = "standard"
 _NAMES = ("libibverbs.so.1", "librdmacm.so.1", "libmlx5.so.1", "libefa.so.1")
 #: The path of a socket has at most 107 bytes, and a process adds `/p200` to that of the folder.
 _FOLDER_BYTES = 100
+#: Variables of a run that another run need not have.
+_OPTIONAL = (
+    "AIORDMA_FABRIC_PROFILE", "AIORDMA_FABRIC_ADDRESSES",
+    "AIORDMA_FABRIC_ADDR", "AIORDMA_FABRIC_ADDR2",
+)  # fmt: skip
 _STATUS_USAGE, _STATUS_FAILED, _STATUS_NOT_EXECUTABLE, _STATUS_NOT_FOUND = 2, 125, 126, 127
 
 _DESCRIPTION = """\
@@ -70,7 +75,7 @@ class UsageError(FabricError):
 def is_inside(variables: Mapping[str, str] = os.environ) -> bool:
     """Whether a process with these variables is over a fabric already."""
     folder = variables.get("AIORDMA_FABRIC", "")
-    return bool(folder) and os.path.isdir(folder)
+    return bool(folder) and os.path.exists(os.path.join(folder, "lib", _NAMES[0]))
 
 
 def profiles() -> list[str]:
@@ -173,7 +178,9 @@ def _make_folder() -> str:
     """
     for parent in (os.environ.get("TMPDIR", ""), "/tmp", "/dev/shm", "/var/tmp"):
         folder = os.path.join(parent, f"fabric-{os.urandom(5).hex()}")
-        if os.path.isabs(folder) and len(os.fsencode(folder)) <= _FOLDER_BYTES:
+        # The loader takes a colon or a semicolon in LD_LIBRARY_PATH for the end of a folder's name.
+        fits = len(os.fsencode(folder)) <= _FOLDER_BYTES and not {":", ";"} & set(folder)
+        if os.path.isabs(folder) and fits:
             try:
                 os.mkdir(folder, 0o700)
             except OSError:
@@ -223,8 +230,11 @@ def _become(command: Sequence[str], told: Mapping[str, str]) -> int:
     # The interpreter ignores them, and a signal that is ignored stays so in another program.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
+    former = dict(os.environ)
+    if told:  # a run of its own has nothing of one that this process may have been in before
+        former = {name: value for name, value in former.items() if name not in _OPTIONAL}
     try:
-        os.execvpe(command[0], list(command), {**os.environ, **told})
+        os.execvpe(command[0], list(command), {**former, **told})
     except (FileNotFoundError, NotADirectoryError) as error:
         said, status = error.strerror, _STATUS_NOT_FOUND
     except (OSError, ValueError) as error:

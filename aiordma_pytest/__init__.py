@@ -1,5 +1,7 @@
 """The pytest plugin of aiordma; `docs/pytest.md` is its manual.
 
+`--softroce` is the plugin of the distribution aiordma-softroce, which may be there or not.
+
 pytest imports this module in each project of an environment where aiordma is installed. So it
 stands beside the package aiordma, whose import takes longer than pytest's own, and imports that
 only for a session that uses it.
@@ -12,9 +14,7 @@ import contextlib
 import itertools
 import os
 import shlex
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -27,51 +27,17 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_ENGINES = ("auto", "uml", "qemu", "host")
 #: Set by softroce for its command: a session that has it is where it should be.
 _INSIDE = "AIORDMA_SOFTROCE"
 _NEEDS_ASYNCIO = "the fixture {} needs pytest-asyncio 0.24 or later: pip install pytest-asyncio"
-_scratch = pytest.StashKey[str]()
 _failed = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Add the options, and their defaults for a project's configuration."""
     words = _words(pluginmanager)
-    _check_engine(words)
     group = parser.getgroup("aiordma", "RDMA (aiordma)")
     add = group.addoption
-    add(
-        "--softroce",
-        action="store_const",
-        const="auto",
-        dest="softroce",
-        help="run the whole session where an RDMA device is: on this machine's own, or else in a "
-        "User-Mode Linux guest",
-    )
-    # An option of argparse with an optional value would take the path behind it for the value.
-    for engine in _ENGINES:
-        add(
-            f"--softroce={engine}",
-            action="store_const",
-            const=engine,
-            dest="softroce",
-            help=f"the same, with the engine {engine} of aiordma.testing.softroce",
-        )
-    add(
-        "--no-softroce",
-        action="store_const",
-        const="",
-        dest="softroce",
-        help="run the session here, whatever the configuration says",
-    )
-    add("--softroce-device", choices=("rxe", "siw"), help="rxe: RoCE v2; siw: iWARP")
-    add(
-        "--softroce-args",
-        metavar="OPTIONS",
-        help="more options of aiordma.testing.softroce, quoted as for a shell, such as "
-        "'--hosts 2 --memory 2G'",
-    )
     add(
         "--fabric",
         action="store_const",
@@ -113,9 +79,6 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         default=None,
         help="fail each test that leaves tasks, descriptors or RDMA objects behind",
     )
-    parser.addini("softroce", "default of --softroce: an engine, or empty", default="")
-    parser.addini("softroce_device", "default of --softroce-device", default="")
-    parser.addini("softroce_args", "default of --softroce-args", default="")
     parser.addini("fabric", "default of --fabric: a profile, or empty", default="")
     parser.addini("fabric_args", "default of --fabric-args", default="")
     parser.addini("rdma_required", "default of --rdma-required", type="bool", default=False)
@@ -147,18 +110,6 @@ def _words(pluginmanager: pytest.PytestPluginManager) -> list[tuple[str, str]]:
     ]
 
 
-def _check_engine(words: list[tuple[str, str]]) -> None:
-    """Refuse an engine that is none, naming those there are, which argparse would not do.
-
-    Raises:
-        pytest.UsageError: It is none; with the place where it stands, if not on the command line.
-    """
-    for word, source in words:
-        option, equals, engine = word.partition("=")
-        if option == "--softroce" and equals and engine not in _ENGINES:
-            raise pytest.UsageError(f"{word}{source}: expected one of {', '.join(_ENGINES)}")
-
-
 def _asked_profiles(words: list[tuple[str, str]]) -> list[str]:
     """The profiles that stand behind `--fabric=`, each once.
 
@@ -178,7 +129,7 @@ def _asked_profiles(words: list[tuple[str, str]]) -> list[str]:
 
 
 def _check_equals(words: list[str]) -> None:
-    """Refuse an engine or a profile without an equals sign before it: pytest takes it for a path.
+    """Refuse a profile without an equals sign before it: pytest takes it for a path.
 
     Raises:
         pytest.UsageError: There is one, and no file of its name.
@@ -193,11 +144,6 @@ def _check_equals(words: list[str]) -> None:
             raise pytest.UsageError(
                 f"--fabric {behind}: the profile stands behind an equals sign, --fabric={behind}"
             )
-        if word == "--softroce" and behind in _ENGINES and not os.path.exists(behind):
-            raise pytest.UsageError(
-                f"--softroce {behind}: the engine stands behind an equals sign, "
-                f"--softroce={behind} (one of {', '.join(_ENGINES)})"
-            )
 
 
 # Handing over ----------------------------------------------------------------------------------
@@ -207,19 +153,21 @@ def _check_equals(words: list[str]) -> None:
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> Iterator[None]:
     """Hand the session over, if that is asked for: before output is captured and conftests run."""
     _check_equals(args)
-    engine, profile = _asked(early_config)
+    _, profile = _asked(early_config)
     options = early_config.known_args_namespace
-    in_softroce, over_fabric = _INSIDE in os.environ, aiordma_fabric.is_inside()
-    if not options.help:
-        if engine and not in_softroce and not over_fabric:
-            _hand_over(early_config, engine)
-        if profile and not over_fabric:
-            _hand_over_to_fabric(early_config, profile)
-    if not engine and not in_softroce:
-        _refuse_alone(options, ("softroce_device", "softroce_args"), "--softroce")
-    if not profile and not over_fabric:
-        _refuse_alone(options, ("fabric_args",), "--fabric")
+    over_fabric = aiordma_fabric.is_inside()
+    if profile and not over_fabric and not options.help:
+        _hand_over(early_config, profile)
+    if not profile and not over_fabric and options.fabric_args is not None:
+        raise pytest.UsageError("--fabric-args needs --fabric")
     yield
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_softroce_engine(config: pytest.Config) -> str | None:
+    """Have softroce leave a session alone that is over the fabric, or is to be."""
+    engine, _ = _asked(config)
+    return "" if aiordma_fabric.is_inside() or not engine else None
 
 
 def _asked(config: pytest.Config) -> tuple[str, str]:
@@ -228,16 +176,17 @@ def _asked(config: pytest.Config) -> tuple[str, str]:
     An option on the command line is stronger than the configuration of the project.
 
     Raises:
-        pytest.UsageError: Both are asked for, or the engine or the profile is none.
+        pytest.UsageError: Both are asked for, or the profile is none.
     """
     options = config.known_args_namespace
-    engine, profile = options.softroce, options.fabric
+    engine, profile = getattr(options, "softroce", None), options.fabric
     if engine is None:
-        engine = "" if profile else config.getini("softroce")
+        engine = ""
+        if not profile:
+            with contextlib.suppress(ValueError):  # aiordma-softroce is not installed
+                engine = config.getini("softroce")
     if profile is None:
-        profile = "" if options.softroce else config.getini("fabric")
-    if engine and engine not in _ENGINES:
-        raise pytest.UsageError(f"softroce = {engine}: expected one of {', '.join(_ENGINES)}")
+        profile = "" if getattr(options, "softroce", None) else config.getini("fabric")
     if engine and profile:
         raise pytest.UsageError(
             "--softroce and --fabric exclude one another: a session runs on the RDMA of a kernel, "
@@ -251,56 +200,30 @@ def _asked(config: pytest.Config) -> tuple[str, str]:
     return engine, profile
 
 
-def _refuse_alone(options: Any, names: tuple[str, ...], needed: str) -> None:
-    for name in names:
-        if getattr(options, name) is not None:
-            raise pytest.UsageError(f"--{name.replace('_', '-')} needs {needed}")
-
-
-def _hand_over(config: pytest.Config, engine: str) -> NoReturn:
-    """Run this very command where a device is, and end this process with its status."""
-    from aiordma.testing.softroce.cli import main
-
-    words = ["--engine", engine]
-    if device := config.known_args_namespace.softroce_device or config.getini("softroce_device"):
-        words += ["--device", device]
-    words += _more(config, "softroce_args")
-    command = _command(config, "softroce")
-    _tell("runs where an RDMA device is", "softroce", [*words, "--", *command])
-    raise SystemExit(main([*words, "--", *command]))
-
-
-def _hand_over_to_fabric(config: pytest.Config, profile: str) -> NoReturn:
+def _hand_over(config: pytest.Config, profile: str) -> NoReturn:
     """Become this very command over the fabric."""
     words = [] if profile == aiordma_fabric.STANDARD else ["--profile", profile]
-    words += _more(config, "fabric_args")
-    command = _command(config, "fabric")
-    _tell("runs over the fabric", "fabric", [*words, "--", *command])
-    raise SystemExit(aiordma_fabric.main([*words, "--", *command]))
-
-
-def _more(config: pytest.Config, name: str) -> list[str]:
-    """The words of an option that has more options."""
     try:
-        return shlex.split(getattr(config.known_args_namespace, name) or config.getini(name))
+        words += shlex.split(
+            config.known_args_namespace.fabric_args or config.getini("fabric_args")
+        )
     except ValueError as error:
-        raise pytest.UsageError(f"--{name.replace('_', '-')}: {error}") from None
-
-
-def _tell(what: str, runner: str, words: list[str]) -> None:
-    shown = shlex.join(["python", "-m", f"aiordma.testing.{runner}", *words])
+        raise pytest.UsageError(f"--fabric-args: {error}") from None
+    words += ["--", *_command(config)]
+    shown = shlex.join(["python", "-m", "aiordma.testing.fabric", *words])
     sys.stdout.flush()
-    sys.stderr.write(f"aiordma: this session {what}: {shown}\n")
+    sys.stderr.write(f"aiordma: this session runs over the fabric: {shown}\n")
     sys.stderr.flush()
+    raise SystemExit(aiordma_fabric.main(words))
 
 
-def _command(config: pytest.Config, runner: str) -> list[str]:
+def _command(config: pytest.Config) -> list[str]:
     """Return the command that started this session."""
     params = config.invocation_params
     if params.plugins:
         raise pytest.UsageError(
-            f"--{runner} cannot hand over the plugins that pytest.main() was given as objects: "
-            f"name them with -p, or run python -m aiordma.testing.{runner} -- around your program"
+            "--fabric cannot hand over the plugins that pytest.main() was given as objects: "
+            "name them with -p, or run python -m aiordma.testing.fabric -- around your program"
         )
     words = [os.fspath(word) for word in params.args]
     if words == sys.argv[1:] and sys.orig_argv[len(sys.orig_argv) - len(words) :] == words:
@@ -314,7 +237,7 @@ def _command(config: pytest.Config, runner: str) -> list[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers and fixtures, and a folder for temporary files that this user owns."""
+    """Register the markers and fixtures."""
     config.addinivalue_line(
         "markers", "rdma: needs an RDMA device; skipped without, or failed with --rdma-required"
     )
@@ -331,8 +254,6 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"rdma_leak_settle = {text}: expected a number of seconds")
     if _is_set(config, "rdma_leak_check"):
         config.pluginmanager.register(_LeakCheck(), "aiordma-leaks")
-    if _INSIDE in os.environ and not hasattr(config, "workerinput"):
-        _own_temporary_folder(config)
 
 
 def _async_fixtures(config: pytest.Config) -> object:
@@ -346,39 +267,13 @@ def _async_fixtures(config: pytest.Config) -> object:
     return _NoAsyncFixtures()
 
 
-def _own_temporary_folder(config: pytest.Config) -> None:
-    """Choose --basetemp where files belong to another user than the process.
-
-    In a guest the process is root, and its files belong to the user that started the guest.
-    pytest refuses its usual folder then, as if another user had made it.
-    """
-    if config.getoption("basetemp", None):
-        return
-    folder = tempfile.mkdtemp(prefix="pytest-softroce-")
-    if os.stat(folder).st_uid == os.getuid():
-        os.rmdir(folder)
-        return
-    config.option.basetemp = os.path.join(folder, "run")
-    config.stash[_scratch] = folder
-
-
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Remove the folder of this session, unless a failed test may need a look at it."""
-    folder = session.config.stash.get(_scratch, None)
-    if folder is not None and exitstatus == 0:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def pytest_report_header(config: pytest.Config) -> str | None:
-    """Name the device of a session in softroce or over the fabric."""
-    if aiordma_fabric.is_inside():
-        path = os.environ.get("AIORDMA_FABRIC_PROFILE", "")
-        profile = os.path.basename(path).removesuffix(".conf") or aiordma_fabric.STANDARD
-        return f"rdma: {os.environ.get('AIORDMA_FABRIC_ADDR', '')} (fabric, profile {profile})"
-    if _INSIDE not in os.environ:
+def pytest_report_header() -> str | None:
+    """Name the device of a session over the fabric."""
+    if not aiordma_fabric.is_inside():
         return None
-    told = [os.environ.get(f"AIORDMA_SOFTROCE_{name}", "") for name in ("DEVICE", "ADDR", "ENGINE")]
-    return "rdma: {} at {} (softroce, engine {})".format(*told)
+    path = os.environ.get("AIORDMA_FABRIC_PROFILE", "")
+    profile = os.path.basename(path).removesuffix(".conf") or aiordma_fabric.STANDARD
+    return f"rdma: {os.environ.get('AIORDMA_FABRIC_ADDR', '')} (fabric, profile {profile})"
 
 
 def _is_set(config: pytest.Config, name: str) -> bool:

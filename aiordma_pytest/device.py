@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import os
+import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from ipaddress import IPv6Address
+from pathlib import Path
 
 import aiordma
 from aiordma import RdmaStreamReader, RdmaStreamWriter
 from aiordma.cm import ConnectionId, EventChannel
-from aiordma.testing.softroce import SoftroceError, host
 
 __all__ = ["DeviceError", "address", "device", "stream_pair"]
 
 StreamEnd = tuple[RdmaStreamReader, RdmaStreamWriter]
+
+
+_DEVICES = Path("/sys/class/infiniband")
+_SIOCGIFADDR = 0x8915
+_IFREQ = struct.Struct("16sHH4s16x")  # with a sockaddr_in
 
 
 class DeviceError(Exception):
@@ -30,35 +40,75 @@ def address() -> str:
     for name in ("AIORDMA_FABRIC_ADDR", "AIORDMA_SOFTROCE_ADDR"):
         if told := os.environ.get(name):
             return told
-    names = host.active()
+    names = _active()
     if not names:
         raise DeviceError("no RDMA device has an active port")
-    try:
-        return host.address_of(names[0])
-    except SoftroceError as error:
-        raise DeviceError(str(error)) from None
+    for card in _cards(names[0]):
+        if found := _ipv4(card) or _ipv6(card):
+            return found
+    raise DeviceError(f"the RDMA device {names[0]} has no IP address: give its network card one")
+
+
+def _active() -> list[str]:
+    """The names of the devices with an active port."""
+    found = []
+    for state in sorted(_DEVICES.glob("*/ports/*/state")):
+        # A device may go away between the listing and the reading.
+        with contextlib.suppress(OSError):
+            if "ACTIVE" in state.read_text():
+                found.append(state.parts[-4])
+    return found
+
+
+def _cards(device: str) -> list[str]:
+    """The network cards of a device."""
+    cards = sorted(path.name for path in (_DEVICES / device / "device/net").glob("*"))
+    if not cards:
+        # Software devices have no hardware parent; they name their card themselves.
+        with contextlib.suppress(OSError):
+            cards = [(_DEVICES / device / "parent").read_text().strip()]
+    return cards
+
+
+def _ipv4(card: str) -> str:
+    """The first IPv4 address of a card; empty if it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        asked = _IFREQ.pack(card.encode(), 0, 0, b"")
+        try:
+            told = fcntl.ioctl(any_socket, _SIOCGIFADDR, asked)
+        except OSError:
+            return ""
+    return socket.inet_ntoa(_IFREQ.unpack(told)[3])
+
+
+def _ipv6(card: str) -> str:
+    """The first IPv6 address of a card that is not link-local; empty if it has none."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            digits, *_, name = line.split()
+            found = IPv6Address(bytes.fromhex(digits))
+            if name == card and not found.is_link_local:
+                return str(found)
+    return ""
 
 
 def device(address: str) -> aiordma.Device:
-    """Return the device whose network card has this address; else the first."""
+    """Return the device that the connection manager finds for this address; else the first."""
+    name = _name_of(address)
     found = aiordma.devices()
-    if "AIORDMA_FABRIC" in os.environ:
-        name = _name_of(address)
-        return next(each for each in found if each.name == name)
-    for each in found:
-        try:
-            if host.address_of(each.name) == address:
-                return each
-        except SoftroceError:
-            continue  # without an address
-    return found[0]
+    return next((each for each in found if each.name == name), found[0])
 
 
 def _name_of(address: str) -> str | None:
     """The name of the device that the connection manager finds for an address."""
-    with EventChannel() as channel, ConnectionId(channel) as cm_id:
+    with (
+        contextlib.suppress(OSError),  # an address of no card
+        EventChannel() as channel,
+        ConnectionId(channel) as cm_id,
+    ):
         cm_id.bind_addr((address, 0))
         return cm_id.context.name if cm_id.context is not None else None
+    return None
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 
 import aiordma
+from aiordma.datagram.transport import RdmaDatagramTransport
 from aiordma.testing.kernel_objects import objects_of_process
 from aiordma_pytest.device import DeviceError, address
 
@@ -151,7 +152,7 @@ def _still_open() -> list[str]:
     """Return a line for each object of aiordma that is open, and that no earlier test had left."""
     kinds = (
         aiordma.Connection, aiordma.Listener, aiordma.RdmaServer, aiordma.RdmaTransport,
-        aiordma.RdmaDatagramTransport,
+        RdmaDatagramTransport,
     )  # fmt: skip
     found = {repr(each) for each in gc.get_objects() if isinstance(each, kinds)}
     new = sorted(text for text in found - _told if "closed" not in text)

@@ -20,14 +20,22 @@ from checks import CheckFailedError, call
 if TYPE_CHECKING:
     import wheels
 
-#: The releases, and the Python that each has.
-RELEASES = {"bookworm": "3.11", "trixie": "3.13"}
+#: The releases of Debian.
+RELEASES = ("bookworm", "trixie", "testing")
 #: For the packages that come as wheels; pip takes the first that fits.
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux2014_x86_64", "manylinux_2_17_x86_64")
 #: Of the packages that a build needs, those without the headers that are not the C library's.
 _COMPILER = "gcc libc6-dev"
 _INSTALL = re.compile(r"apt install ([\w. +-]+)")
 _DIAGNOSIS = "import aiordma; aiordma.verbs; print(aiordma.why_unavailable())"
+#: For pytest --softroce.
+_SUITE = """
+import subprocess
+
+def test_the_device(tmp_path):
+    assert "rxe0" in subprocess.check_output(["ibv_devices"], text=True)
+    (tmp_path / "written").touch()
+"""
 #: Sends a message to itself, and prints it.
 FIRST_MESSAGE = """
 import asyncio
@@ -66,6 +74,12 @@ def mirror() -> list[str]:
     return found[:1]
 
 
+def accept_mirror(root: Path) -> None:
+    """Have apt take a mirror that stands still, as a snapshot does; debootstrap asks neither."""
+    file = root / "etc/apt/apt.conf.d/90aiordma"
+    file.write_text('Acquire::Check-Valid-Until "false";\n')
+
+
 def packages(said: str) -> list[str]:
     """The packages of Debian that a text tells to install.
 
@@ -96,15 +110,18 @@ class Root:
         """Install the system, and put the wheels of the dependencies beside the package's."""
         options = ("--variant=minbase", "--include=python3,python3-venv")
         call("debootstrap", *options, self._release, self._path, *mirror(), limit_s=900)
+        accept_mirror(self._path)
         shutil.copy("/etc/resolv.conf", self._path / "etc" / "resolv.conf")
         store = self._path / "store"
         store.mkdir()
         for path in (self._built.sdist, self._built.wheel):
             shutil.copy(path, store)
         platforms = [f"--platform={name}" for name in _PLATFORMS]
-        python = (f"--python-version={RELEASES[self._release]}", "--implementation=cp")
+        code = "import sys; print('%d.%d' % sys.version_info[:2])"
+        own = self._run("python3", "-c", code).strip()
+        python = (f"--python-version={own}", "--implementation=cp")
         pip = (sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check")
-        what = ("--only-binary=:all:", f"--dest={store}", "cffi>=2.0", "setuptools>=77")
+        what = ("--only-binary=:all:", f"--dest={store}", "cffi>=2.0", "setuptools>=77", "pytest")
         call(*pip, *python, *platforms, *what, limit_s=300)
 
     def check_wheel(self) -> None:
@@ -117,17 +134,31 @@ class Root:
         self._check_libraries(python)
 
     def check_softroce(self, wheel: Path) -> None:
-        """With aiordma-softroce an ordinary user gets a message through, without a network."""
+        """An ordinary user has a device, without a network: alone, in pytest, and for aiordma."""
         shutil.copy(wheel, self._path / "store")
         python = self._venv()
-        self._pip(python, "aiordma", "aiordma-softroce", "--only-binary=:all:")
+        self._pip(python, "aiordma-softroce", "pytest", "--only-binary=:all:")
+        said = self._as_user(f"{Path(python).parent}/softroce", "--", "ibv_devices")
+        if "rxe0" not in said:
+            raise CheckFailedError(f"ibv_devices in a guest says {said!r}")
+        suite = self._path / "suite"
+        suite.mkdir()
+        (suite / "test_first.py").write_text(_SUITE)
+        pytest = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "/suite")
+        if "1 passed" not in (said := self._as_user(*pytest, "--softroce=uml")):
+            raise CheckFailedError(f"pytest --softroce says {said!r}")
+        self._pip(python, "aiordma", "--only-binary=:all:")
         (self._path / "first.py").write_text(FIRST_MESSAGE)
+        said = self._as_user(python, "-m", "aiordma_softroce", "--", python, "/first.py")
+        if said != "b'hello'\n":
+            raise CheckFailedError(f"the first program says {said!r}")
+
+    def _as_user(self, *words: str) -> str:
+        """Run a program as an ordinary user, without a network; return all that it says."""
         proc = self._path / "proc"
         alone = ("unshare", "--net", "--mount", "--pid", "--fork", f"--mount-proc={proc}")
         user = ("chroot", "--userspec=65534:65534", self._path, "env", "HOME=/tmp")
-        runner = (python, "-m", "aiordma.testing.softroce", "--", python, "/first.py")
-        if (said := call(*alone, *user, *runner, limit_s=100)) != "b'hello'\n":
-            raise CheckFailedError(f"the first program says {said!r}")
+        return call(*alone, *user, *words, limit_s=100)
 
     def check_sdist(self) -> None:
         """The sdist says which packages a build needs; with these it builds."""

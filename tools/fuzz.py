@@ -18,7 +18,10 @@ from checks import ROOT, CheckFailedError, Checks, call
 FOLDER = ROOT / "build" / "fuzz"
 CORE = ROOT / "aiordma" / "_core"
 #: The target, and the files that it drives: those of the core that know nothing of Python.
-SOURCES = (ROOT / "tests" / "fuzz" / "fuzz_wire.c", CORE / "message.c", CORE / "stream.c")
+SOURCES = (
+    ROOT / "tests" / "fuzz" / "fuzz_wire.c",
+    *(CORE / name for name in ("connection.c", "connection_life.c", "stream.c", "stream_life.c")),
+)
 _FLAGS = ("-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{CORE}")
 _SANITIZERS = "address,undefined"
 

@@ -27,7 +27,7 @@ _HEAD = """\
 
 The documents of jVerbs make these statements; [](jverbs.md) says what is called what. Each is
 proved by tests that are named after it and run on a real device, by
-`python -m aiordma.testing.softroce -- python -m pytest tests/seeds`. Where software iWARP answers
+`python -m aiordma_softroce -- python -m pytest tests/seeds`. Where software iWARP answers
 in another way, the test asserts that answer, and the reason is given. A number in brackets counts
 the cases of a test.
 

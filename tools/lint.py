@@ -1,4 +1,4 @@
-"""Every check that needs no run of the program: style, types, layers, C warnings, sizes.
+"""Every check that needs no run of the program: style, types, layers, the structure of C.
 
 Usage: ``tools/lint.py [--fix] [--junit FILE]``. ``--fix`` repairs what ruff and clang-format can
 repair, then checks.
@@ -7,7 +7,6 @@ repair, then checks.
 from __future__ import annotations
 
 import argparse
-import ast
 import os
 import subprocess
 import sys
@@ -15,10 +14,10 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-import house
+import c_structure
 import mutate
+import references
 import release_notes
-import words
 from checks import ROOT, CheckFailedError, Checks, call, repository_files
 
 BIN = Path(sys.executable).parent
@@ -26,50 +25,11 @@ FFI = Path("aiordma/_ffi")
 CORE = Path("aiordma/_core")
 FABRIC = Path("aiordma/testing/fabric/lib")
 FAULTS = Path("aiordma/testing/faults")
-#: Lines of a file; what a compiled type offers is a line of C for each name.
-MAX_LINES = {".py": 800, ".c": 1000}
 
 
-def check_sizes() -> None:
-    """Fail if a file of Python or C is too long; declarations (.h, .pyi) may be.
-
-    Docstrings do not count: the contract of a public class is as long as it has to be.
-    """
-    long = []
-    for path in repository_files():
-        if limit := MAX_LINES.get(path.suffix):
-            text = (ROOT / path).read_text()
-            lines = text.count("\n")
-            if path.suffix == ".py" and lines > limit:
-                lines -= docstring_lines(text)
-            if lines > limit:
-                long.append(f"{path} has {lines} lines (limit {limit})")
-    if long:
-        raise CheckFailedError(f"{'; '.join(long)}: divide them by topic")
-
-
-def docstring_lines(source: str) -> int:
-    """Return how many lines of a Python file are docstrings."""
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
-    first = [node.body[0] for node in nodes if ast.get_docstring(node) is not None]
-    return sum((each.end_lineno or 0) - each.lineno + 1 for each in first)
-
-
-def check_house() -> None:
-    """Fail if a figure of the structure is above its bound; see tools/house.py."""
-    bad = [
-        f"{figure.name}: {figure.value}, above {figure.bound} ({figure.where})"
-        for figure in house.figures()
-        if figure.is_bad
-    ]
-    if bad:
-        raise CheckFailedError("; ".join(bad))
-
-
-def check_words() -> None:
-    """Fail if comments and docstrings break the rules of tools/words.py."""
-    if wrong := words.problems():
+def check_references() -> None:
+    """Fail if a comment or a page names a file that does not exist; see tools/references.py."""
+    if wrong := references.problems():
         raise CheckFailedError("\n".join(wrong))
 
 
@@ -109,11 +69,17 @@ def check_c_warnings() -> None:
         call("gcc", *_FABRIC_FLAGS, path, cwd=ROOT)
 
 
+def check_c_structure() -> None:
+    """Fail if a file of `_core` breaks the rules of tools/c_structure.py."""
+    if wrong := c_structure.problems():
+        raise CheckFailedError("\n".join(wrong))
+
+
 #: What stubtest may say of a stub that is right: up to Python 3.11 C has no `__buffer__` to show,
 #: and `disjoint_base` is too new for type checkers.
 _STUB_MAY_DIFFER = r"""
-aiordma\._core\._compiled\.(Held|Loan|Message)\.__buffer__
-aiordma\._core\._compiled\.(Owner|Wakeup)
+aiordma\._core\._compiled\.(BufferExport|Loan|Message)\.__buffer__
+aiordma\._core\._compiled\.(Wakeup|PeerRequest|RequestTable)
 """
 
 
@@ -166,6 +132,8 @@ def check_types() -> None:
         "aiordma",
         "aiordma_fabric.py",
         "aiordma_pytest",
+        "softroce/src",
+        "softroce/tests",
         "tests",
         "examples",
         "tools",
@@ -227,12 +195,11 @@ def main() -> int:
         lambda: call(BIN / "clang-format", "--dry-run", "-Werror", *formatted(), cwd=ROOT),
     )
     checks.run("gcc warnings", check_c_warnings)
+    checks.run("structure of C", check_c_structure)
     checks.run("stub", check_stub)
     checks.run("shell syntax", check_shell)
     checks.run("codespell", check_spelling)
-    checks.run("file sizes", check_sizes)
-    checks.run("structure", check_house)
-    checks.run("words", check_words)
+    checks.run("references", check_references)
     checks.run("mutations", check_mutations)
     checks.run("release notes", check_release_notes)
     return checks.finish()

@@ -76,6 +76,7 @@ class Mutation:
         tests: node ids of pytest, or files; none where seeds alone find it.
         where: a key of `WHERE`.
         kind: "order" for what concerns order, time and ends.
+        system: of the simulation, whose seeds find it; else all systems take turns.
         seed: of the simulation, that finds it, if the simulation has not changed since.
         loop: the event loop of tests in a guest.
         quick: part of `make test`.
@@ -89,6 +90,7 @@ class Mutation:
     tests: tuple[str, ...] = ()
     where: str = "unit"
     kind: str = ""
+    system: str = ""
     seed: int = 0
     loop: str = "asyncio"
     quick: bool = False
@@ -253,18 +255,19 @@ class Tree:
             "--tb=native", f"--timeout={one:.0f}", f"--junitxml={report}",
         ]  # fmt: skip
         if where != "unit":
-            softroce = [sys.executable, "-m", "aiordma.testing.softroce", *WHERE[where]]
+            softroce = [sys.executable, "-m", "aiordma_softroce", *WHERE[where]]
             command = [*softroce, f"--timeout={limit - 20:.0f}", "--", *command, f"--loop={loop}"]
         status, output = run([*command, *tests], self.root, limit)
         (self.root / "build" / "output.txt").write_text(output)
         return status, report
 
-    def simulate(self, seed: int) -> Outcome:
+    def simulate(self, system: str = "", seed: int = 0) -> Outcome:
         """Run this seed, if it is not 0, and then others, until one fails."""
         outcome = Outcome("survived")
         for first, count in [(seed, 1)] * bool(seed) + [(1, SEEDS)]:
             command = [sys.executable, "-m", "tests.simulation.run", "--once", "--stop"]
-            words = (f"--first={first}", f"--count={count}")
+            words = [f"--first={first}", f"--count={count}"]
+            words += [f"--system={system}"] * bool(system)
             status, output = run([*command, *words], self.root, SEEDS_S, PYTHONASYNCIODEBUG="")
             (self.root / "build" / "output.txt").write_text(output)
             outcome = judge_seeds(status, output)
@@ -278,7 +281,8 @@ def run(
 ) -> tuple[int | None, str]:
     """Run a program in a group of its own; its status, None after the limit, and its output."""
     # PYTHONPATH: what tests start as programs of their own is to be that of this tree, too.
-    environment = {**os.environ, "PYTHONASYNCIODEBUG": "1", "PYTHONPATH": str(cwd), **variables}
+    path = f"{cwd}:{cwd}/softroce/src"
+    environment = {**os.environ, "PYTHONASYNCIODEBUG": "1", "PYTHONPATH": path, **variables}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     process = subprocess.Popen(
         command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -365,7 +369,7 @@ def try_one(tree: Tree, entry: Mutation, *, by_seeds: bool = False) -> Outcome:
         if entry.is_c:
             tree.compile(entry.file)
         if by_seeds or entry.where == SIMULATION:
-            outcome = tree.simulate(entry.seed)
+            outcome = tree.simulate(entry.system, entry.seed)
         else:
             outcome = judge(*tree.test(entry.tests, entry.where, entry.loop))
     except CheckFailedError as exc:
@@ -382,7 +386,7 @@ def without_bugs(tree: Tree, entries: Sequence[Mutation], *, by_seeds: bool = Fa
     """Run the tests of the entries as they are; return what does not pass."""
     wrong = []
     if by_seeds or any(entry.where == SIMULATION for entry in entries):
-        outcome = tree.simulate(0)
+        outcome = tree.simulate()
         if outcome.verdict != "survived":
             wrong.append(f"without a bug: {outcome.test}: {outcome.text}")
     if by_seeds:

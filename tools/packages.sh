@@ -4,7 +4,7 @@
 
 # group | how to see that it is there | package
 # cmd:NAME  a program;  file:GLOB  a file (a shell pattern);  pkg:  the package itself, where
-# aiordma.testing.softroce asks for it by that name. The kernel's source it downloads on its own.
+# aiordma_softroce asks for it by that name. The kernel's source it downloads on its own.
 PACKAGE_TABLE='
 build  | cmd:gcc                                            | gcc
 build  | file:/usr/include/stdio.h                          | libc6-dev

@@ -116,12 +116,13 @@ deps_ensure() {
     stamp_set "$stamp" "$key"
 }
 
-# The extension and the editable install: again whenever what goes into them has changed.
+# The extension and the editable installs, of aiordma and of aiordma-softroce: again whenever what
+# goes into them has changed.
 build_ensure() {
     local key
     # `pip install .` leaves it in the checkout, where its old entry points hide those of .venv.
-    rm -rf "$ROOT"/*.egg-info
-    key=$(cd "$ROOT" && cat pyproject.toml setup.py build_ffi.py aiordma/_{core,ffi}/*.h \
+    rm -rf "$ROOT"/*.egg-info "$ROOT"/softroce/src/*.egg-info
+    key=$(cd "$ROOT" && cat pyproject.toml softroce/pyproject.toml setup.py build_ffi.py aiordma/_{core,ffi}/*.h \
         aiordma/testing/fabric/lib/*.{c,h,map} aiordma/testing/faults/*.c \
         $(compgen -G 'aiordma/_*/*.c' | grep -v '/_rdma') \
         /usr/include/infiniband/verbs.h /usr/include/rdma/rdma_cma.h | sha256sum) ||
@@ -132,6 +133,6 @@ build_ensure() {
         [[ -f $ROOT/aiordma/testing/faults/_shim.so ]] && return
     say "building the extension"
     rm -rf "$ROOT"/build/lib* "$ROOT"/build/temp* "$ROOT"/aiordma/{_core,_ffi,testing/fabric,testing/faults}/_*.so
-    pip_install "$LOGS/build.log" --no-build-isolation --no-deps -e "$ROOT"
+    pip_install "$LOGS/build.log" --no-build-isolation --no-deps -e "$ROOT" -e "$ROOT/softroce"
     stamp_set build "$key"
 }

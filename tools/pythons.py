@@ -31,6 +31,9 @@ from requirements import requirements
 #: The versions looked for. The classifiers of pyproject.toml name those that have been run.
 SUPPORTED = range(11, 16)
 GROUPS = ["build", "cli", "uvloop", "test"]
+#: The folders of what is installed, and those of its projects.
+SOURCES = (str(ROOT), str(ROOT / "softroce/src"))
+_PROJECTS = (ROOT, ROOT / "softroce")
 #: What says "this one can be used": a real CPython with the interpreter lock and with venv.
 _PROBE = (
     "import sys, sysconfig, venv, ensurepip;"
@@ -119,38 +122,47 @@ def _prepare_debug() -> Path:
     python = folder / "bin" / "python"
     site = call(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
     packages = sysconfig.get_path("purelib")
-    (Path(site) / "aiordma.pth").write_text(f"{packages}\n{ROOT}\n")
+    (Path(site) / "aiordma.pth").write_text("\n".join((packages, *SOURCES, "")))
     return python
 
 
 def _install(version: str, folder: Path) -> Path:
     python, stamp = folder / "bin" / "python", folder / "requirements.txt"
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    entries = _entry_points(project)
-    wanted = "\n".join((str(ROOT), str(found()[version]), *requirements(GROUPS), entries))
+    projects = [
+        tomllib.loads((each / "pyproject.toml").read_text())["project"] for each in _PROJECTS
+    ]
+    entries = map(_entry_points, projects)
+    wanted = "\n".join((str(ROOT), str(found()[version]), *requirements(GROUPS), *entries))
     if stamp.is_file() and stamp.read_text() == wanted:
         return python
     call(found()[version], "-m", "venv", "--clear", folder)
     pip = ("-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-input")
     call(python, *pip, *requirements(GROUPS), limit_s=600)
-    # As an editable install would have it, for programs that are started from other folders.
+    # As editable installs would have it, for programs that are started from other folders.
     site = call(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
-    (Path(site) / "aiordma.pth").write_text(f"{ROOT}\n")
-    info = Path(site) / f"{project['name']}-{project['version']}.dist-info"
+    (Path(site) / "aiordma.pth").write_text("\n".join((*SOURCES, "")))
+    for project in projects:
+        _note(project, Path(site), folder)
+    stamp.write_text(wanted)
+    return python
+
+
+def _note(project: dict[str, Any], site: Path, folder: Path) -> None:
+    """Write the metadata and the programs of a project."""
+    info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
     )
-    (info / "entry_points.txt").write_text(entries)
+    (info / "entry_points.txt").write_text(_entry_points(project))
     for name, where in project["scripts"].items():
         module, _, function = where.partition(":")
         script = folder / "bin" / name
         script.write_text(
-            f"#!{python}\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n"
+            f"#!{folder}/bin/python\nimport sys\nfrom {module} import {function}\n"
+            f"sys.exit({function}())\n"
         )
         script.chmod(0o755)
-    stamp.write_text(wanted)
-    return python
 
 
 def _entry_points(project: dict[str, Any]) -> str:
@@ -174,7 +186,7 @@ def main() -> None:
     command = [python, "-m", "pytest", *words[cut + 1 :]]
     if "--guest" in words[:cut]:
         engine = ("--engine", "uml", "--device", "rxe", "--timeout=570")
-        command = [python, "-m", "aiordma.testing.softroce", *engine, "--", *command]
+        command = [python, "-m", "aiordma_softroce", *engine, "--", *command]
     os.chdir(ROOT)
     os.execv(python, command)
 

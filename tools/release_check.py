@@ -1,4 +1,4 @@
-"""Prove that the sdist and the wheel can be published: ``make release-check``.
+"""Prove that sdist and wheel of both distributions can be published: ``make release-check``.
 
 It builds them into ``dist``, runs the checks of tools/check_wheel.py, a stage of ``make test``, and
 then those that take minutes: each CPython of this machine installs both, the sdist's own tests run,
@@ -15,10 +15,10 @@ import sys
 import tarfile
 from pathlib import Path
 
+import check_softroce
 import check_wheel
 import clean_roots
 import pythons
-import softroce_wheel
 import wheels
 from checks import ROOT, CheckFailedError, call
 
@@ -26,7 +26,7 @@ _TAG = "manylinux_{}_{}_x86_64".format(*wheels.OLDEST_GLIBC)
 #: Run by each CPython, from an empty folder: what works without a device.
 _PROGRAM = """
 import sys
-import aiordma, aiordma.cm, aiordma.verbs, aiordma.testing.softroce
+import aiordma, aiordma.cm, aiordma.verbs
 aiordma._ffi.lib.ibv_get_device_list
 print(aiordma.__version__, "on", sys.version.split()[0], aiordma.why_unavailable() or "a device")
 """
@@ -63,7 +63,9 @@ class Release(check_wheel.Package):
             for check, kind in ((self.check_wheel_on, "wheel"), (self.check_sdist_on, "sdist")):
                 run(f"{kind} on CPython {version}", functools.partial(check, version, base))
         run("tests of the sdist", self.check_sdist_tests)
-        self.check_roots()
+        softroce = check_softroce.Softroce(self.checks, self.scratch)
+        softroce.check(wheels.DIST)
+        self.check_roots(softroce)
 
     def check_again(self) -> None:
         """Another build, in another folder, makes the same bytes."""
@@ -181,10 +183,9 @@ class Release(check_wheel.Package):
         )  # fmt: skip
         print("    ", said.strip().splitlines()[-1])
 
-    def check_roots(self) -> None:
-        """Install in a clean root of each release, if this machine can make one."""
+    def check_roots(self, softroce: check_softroce.Softroce) -> None:
+        """Install both in a clean root of each release, if this machine can make one."""
         reason = clean_roots.why_not()
-        softroce = softroce_wheel.make(self.scratch / "softroce") if not reason else Path()
         for release in clean_roots.RELEASES:
             if reason:
                 self.checks.skip(f"clean {release}", reason)
@@ -192,10 +193,11 @@ class Release(check_wheel.Package):
             root = clean_roots.Root(release, self.scratch, self.built)
             try:
                 if self.checks.run(f"clean {release}: system", root.make):
-                    self.checks.run(
-                        f"clean {release}: aiordma-softroce",
-                        functools.partial(root.check_softroce, softroce),
-                    )
+                    if (built := softroce.built) is not None:
+                        self.checks.run(
+                            f"clean {release}: aiordma-softroce",
+                            functools.partial(root.check_softroce, built.wheel),
+                        )
                     self.checks.run(f"clean {release}: wheel", root.check_wheel)
                     self.checks.run(f"clean {release}: sdist", root.check_sdist)
             finally:

@@ -1,7 +1,7 @@
 """Print the notes of a release, and refuse a tag that the files of the repository contradict.
 
-Usage: ``tools/release_notes.py --tag v1.2.3``.  The version stands in pyproject.toml, CITATION.cff
-and CHANGELOG.md; the linter compares those, and this the tag.
+Usage: ``tools/release_notes.py --tag v1.2.3``.  The version stands in both files
+pyproject.toml, in CITATION.cff and in CHANGELOG.md; the linter compares those, and this the tag.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _ANY_HEADING = re.compile(r"^## \[([^\]]+)\](.*)$", re.MULTILINE)
 _KINDS = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")
 
 
-def project_version() -> str:
-    """The version in pyproject.toml."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+def project_version(folder: str = ".") -> str:
+    """The version in pyproject.toml, that of the repository or of a folder of it."""
+    project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
     return str(project["version"])
 
 
@@ -41,6 +41,8 @@ def problems() -> list[str]:
     changelog, version = (ROOT / "CHANGELOG.md").read_text(), project_version()
     citation = (ROOT / "CITATION.cff").read_text()
     found = []
+    if (other := project_version("softroce")) != version:
+        found.append(f"softroce/pyproject.toml has the version {other}, and not {version}")
     if f"\nversion: {version}\n" not in citation:
         found.append(f"CITATION.cff does not have the version of pyproject.toml, {version}")
     headings = [each[1] for each in _ANY_HEADING.finditer(changelog)]

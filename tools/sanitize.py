@@ -77,7 +77,7 @@ def main() -> None:
         command = [
             sys.executable,
             "-m",
-            "aiordma.testing.softroce",
+            "aiordma_softroce",
             *engine,
             "--",
             *inside,

@@ -105,7 +105,7 @@ def _device(
 ) -> Stage:
     """Return a stage of pytest inside softroce, which ends it some time before the limit."""
     inside = f"--timeout={limit_s - 30:.0f}"
-    softroce = (sys.executable, "-m", "aiordma.testing.softroce", *runner, inside, "--")
+    softroce = (sys.executable, "-m", "aiordma_softroce", *runner, inside, "--")
     return Stage(
         name,
         about,
@@ -200,7 +200,7 @@ def _system_device(
     """
     release = systems.system_of(python).release
     inside = f"--timeout={limit_s - 60:.0f}"
-    softroce = ("python", "-m", "aiordma.testing.softroce", *runner, inside, "--")
+    softroce = ("python", "-m", "aiordma_softroce", *runner, inside, "--")
     return Stage(
         name,
         f"{about}, with CPython {python} and rdma-core of {release}",
@@ -266,7 +266,7 @@ _MUCH_C = (
     "loop/test_timers", "verbs/test_memory_region", "endpoint/test_sharing_model",
     "verbs/test_slab", "core/test_core_types", "core/test_message",
     "streams/test_delivering", "core/test_references", "core/test_send_chain",
-    "core/test_coroutine",
+    "core/test_coroutine", "requests/test_calls_in_c", "requests/test_served_in_c",
 )  # fmt: skip
 
 #: Those of them that are done soon, although a debug build is three times as slow.
@@ -274,6 +274,9 @@ _DEBUG = (
     "core/test_message_cycles", "core/test_core_types", "core/test_message",
     "core/test_message_state", "core/test_wakeup_tasks", "core/test_waiting", "core/test_coroutine",
 )  # fmt: skip
+
+#: The tests of aiordma-softroce; and those of aiordma that start guests themselves.
+_RUNNER, _GUESTS = "softroce/tests", "tests/guests"
 
 #: Of tests/fabric, those that need the packages of others.
 _FOREIGN = ("tests/fabric/test_programs.py", "tests/fabric/test_pyverbs.py")
@@ -342,20 +345,20 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "kernel",
         "the User-Mode Linux kernel builds (once), boots and runs a command",
-        (sys.executable, "-m", "aiordma.testing.softroce", *UML, "--", "true"),
+        (sys.executable, "-m", "aiordma_softroce", *UML, "--", "true"),
         limit_s=1800,
         report=False,
     ),
     Stage(
         "collect",
         "every file of tests imports; compiled here, because in a guest it takes minutes",
-        (sys.executable, "-m", "pytest", "-qq", "--co", "-p", "no:cacheprovider", "tests"),
+        (sys.executable, "-m", "pytest", "-qq", "--co", "-p", "no:cacheprovider", "tests", _RUNNER),
         limit_s=300,
         report=False,
     ),
     Stage(
         "lint",
-        "style, types, layers, C warnings, spelling, sizes",
+        "style, types, layers, the structure of C, C warnings, spelling",
         (sys.executable, "tools/lint.py", f"--junit={REPORTS / 'lint.xml'}"),
         limit_s=900,
     ),
@@ -433,7 +436,12 @@ STAGES: tuple[Stage, ...] = (
     ),
     *_systems(),
     *(_system_unit(python) for system in systems.SYSTEMS for python in system.pythons),
-    _local("runner-qemu", "the qemu engine itself", "tests/runner", *("-m", "qemu"), limit_s=1200),
+    _local(
+        "runner-qemu",
+        "the qemu engine itself, and aiordma where it takes a device away",
+        *(_RUNNER, _GUESTS, "-m", "qemu"),
+        limit_s=1200,
+    ),
     _device(
         "smoke-qemu",
         "the short list on a stock kernel with two CPUs, but for programs: it is emulated",
@@ -520,9 +528,8 @@ STAGES: tuple[Stage, ...] = (
     ),
     _local(
         "runner",
-        "the program that runs a command where a device is",
-        "tests/runner",
-        *("-m", "not qemu and not kernels"),
+        "the program that runs a command where a device is, and what has a guest of its own",
+        *(_RUNNER, _GUESTS, "-m", "not qemu and not kernels"),
         limit_s=1200,
         after="kernel",
     ),

@@ -4,7 +4,7 @@ Usage: ``tools/systems.py 3.15 [--or-here] -- COMMAND...`` runs a command in the
 this Python, where ``python`` is the project's own environment, for example::
 
     tools/systems.py 3.15 -- python -m pytest tests/unit
-    tools/systems.py 3.15 -- python -m aiordma.testing.softroce -- bash
+    tools/systems.py 3.15 -- python -m aiordma_softroce -- bash
 
 ``tools/systems.py --make sid`` makes the system of a release and its environments. Without
 arguments the systems are listed.
@@ -49,8 +49,6 @@ _DAY_S = 86400.0
 #: What is wanted beside the smallest variant of debootstrap.
 _BASE = ("ca-certificates",)
 _ENTER = ROOT / "tools" / "enter.sh"
-#: A mirror that stands still, as a snapshot does, is as good as another; debootstrap asks neither.
-_APT = 'Acquire::Check-Valid-Until "false";\n'
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +169,7 @@ def _bootstrap(system: System) -> None:
         if "Failed getting release" in said:
             raise AbsentError(f"the archive has no {system.release}, or cannot be reached")
         raise CheckFailedError(f"debootstrap of {system.release} failed:\n{said[-2000:]}")
-    (system.root / "etc/apt/apt.conf.d/90aiordma").write_text(_APT)
+    clean_roots.accept_mirror(system.root)
     empty = cache() / "empty"
     empty.mkdir(exist_ok=True)
     apt = ("apt-get", "-q", "-o", "Dpkg::Use-Pty=0")
@@ -240,7 +238,7 @@ def compile_tests(python: str) -> None:
 
 def _entered(system: System, copy: Path, python: str = "") -> list[str]:
     """The words before a command that is run in a system; a copy is there in ROOT's place."""
-    from aiordma.testing.softroce import cache as kernels
+    from aiordma_softroce import cache as kernels
 
     reports = ROOT / "build" / "test"
     for shared in (reports, kernels.root()):
