@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Annotated
 
 from aiordma.link.settings import SECONDS, Between, check_settings
+from aiordma.memory.memlock import memory_of_machine
 
 __all__ = [
     "DEFAULT_LIMITS", "MOST_TLS_HANDSHAKES", "PATIENCE_S", "PRESSED_HANDSHAKE_S", "PRESSED_TLS_S",
@@ -45,10 +45,10 @@ class ListenerLimits:
             they are refused, and aiordma's clients try again.
         max_pinned_bytes: Bytes that the slots and rings of all connections of this listener may
             pin.  Beyond it a request is refused.  A request is also refused if its source already
-            pins its share: three quarters of what all other sources leave.  None: half of the
-            machine's memory.
+            pins its share: three quarters of what all other sources leave.  None: half of
+            the memory of the machine, or of the container if its control group has a limit.
         max_process_pinned_bytes: The same for all listeners of the process together, checked when
-            this listener admits a client.  None: half of the machine's memory.
+            this listener admits a client.  None: half of that memory.
         max_large_message_bytes: Bytes of large messages of all connections of this listener:
             messages that are being fetched, messages that `recv()` has not returned yet, and
             buffers that stay registered for the next message, in either direction.  A message that
@@ -58,7 +58,7 @@ class ListenerLimits:
             wait or a handler has them; the first 64 KiB of each connection do not count.  Beyond it
             a request is refused (`RequestRefusedError`).  A request is also refused if its source
             already has its share: three quarters of what all other sources leave.  None: a quarter
-            of the machine's memory.
+            of that memory.
         handshake_timeout_s: Seconds within which a client has to complete the handshake, not
             counting the time that the event loop is late; and within which a program that uses
             `requests()` has to answer.  While requests wait for a place, clients that have been
@@ -103,7 +103,7 @@ class ListenerLimits:
 
 
 def _half_of_memory() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return memory_of_machine() // 2
 
 
 #: The limits of a listener that was given none.
