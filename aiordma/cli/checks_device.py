@@ -6,6 +6,7 @@ Most of it is read from the kernel's files, so that it is known even where a lib
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from aiordma.cli import sysfs
 from aiordma.cli.finding import Finding, fail, ok, skip, warn
 from aiordma.cm.event_channel import EventChannel
 from aiordma.errors import RdmaError
+from aiordma.interfaces import has_address
 from aiordma.verbs.device import devices
 
 __all__ = ["connection_manager", "gids", "kernel_devices", "nodes", "ports", "providers"]
@@ -65,8 +67,9 @@ def providers() -> Finding:
     # libibverbs passes over a device whose node it does not find, whatever driver it has.
     missing = [str(offered[name]) for name in lost if not offered[name].exists()]
     if missing:
-        seen = f"not checked: {', '.join(missing)} missing"
-        return verdict(seen, "see `device nodes`, below")
+        why = f"{', '.join(missing)} missing"
+        advice = "see `device nodes`, below"
+        return warn(f"not checked: {why}", advice) if usable else skip(why, advice)
     return verdict(
         f"libibverbs found no driver for {', '.join(lost)}",
         "install the providers: Debian/Ubuntu: apt install ibverbs-providers; Fedora/RHEL: "
@@ -130,7 +133,7 @@ def connection_manager() -> Finding:
         # librdmacm needs the nodes of both, and its errors do not name them.
         troubles = {node: _trouble(node) for node in (_manager(), *sysfs.uverbs_nodes().values())}
         if bad := [f"{node} {trouble[0]}" for node, trouble in troubles.items() if trouble]:
-            return fail("; ".join(bad), "see `device nodes`, above")
+            return skip("; ".join(bad), "see `device nodes`, above")
         hint = getattr(exc, "hint", "")
         return fail(str(exc), hint if hint not in str(exc) else "")
     return ok("an event channel can be made")
@@ -174,7 +177,26 @@ def gids() -> Finding:
         for port in found
         if port.is_roce and all(gid.startswith("fe80:") for gid in port.gids)
     ]
+    foreign = [port for port in found if port.is_roce and not _is_of_this_namespace(port)]
+    if foreign:
+        names = ", ".join(f"{port.device} port {port.number}" for port in foreign)
+        return (fail if len(foreign) == len(found) else warn)(
+            f"{names}: no GID is of an interface of this network namespace",
+            "`aiordma gids` names the interfaces: the host's network has them (`hostNetwork: true` "
+            "or `--network=host`), or one of them is moved or linked into this namespace",
+        )
     if lonely:
         advice = "`ip address add ADDRESS/LENGTH dev NETDEV`: connections are made by IP address"
         return warn(f"{', '.join(lonely)}: no GID besides the link-local one", advice)
     return ok(f"number of GIDs: {seen}")
+
+
+def _is_of_this_namespace(port: sysfs.Port) -> bool:
+    """Whether a program here can connect by the port: a shared device has the GIDs of others."""
+    addresses = [
+        str(mapped or address)
+        for address in map(ipaddress.IPv6Address, port.gids)
+        for mapped in [address.ipv4_mapped]
+        if not address.is_link_local
+    ]
+    return not addresses or any(map(has_address, addresses))

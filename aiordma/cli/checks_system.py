@@ -8,6 +8,7 @@ import platform
 import re
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from aiordma._ffi import load_error
@@ -106,7 +107,7 @@ def _mapped(soname: str) -> str:
 def locked_memory() -> Finding:
     """Whether memory can be registered: it is pinned, and that is limited."""
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    seen = f"RLIMIT_MEMLOCK is {_size(soft)} (can be raised to {_size(hard)})"
+    seen = f"RLIMIT_MEMLOCK is {_size(soft)}{_can_be_raised(soft, hard, _size)}"
     if soft == resource.RLIM_INFINITY:
         return ok("RLIMIT_MEMLOCK is unlimited")
     if may_lock():
@@ -119,7 +120,8 @@ def locked_memory() -> Finding:
             _to_raise(soft, hard),
         )
     verdict = warn if fit < _FEW_CONNECTIONS else ok
-    text = f"{seen}: room for {fit} connections with default settings, {_size(each)} each"
+    number = f"{fit} connections" if fit > 1 else "one connection"
+    text = f"{seen}: room for {number} with default settings, {_size(each)} each"
     if verdict is warn:
         text += "; large messages, reads and writes need more"
     return verdict(text, _to_raise(soft, hard) if verdict is warn else "")
@@ -133,6 +135,10 @@ def _to_raise(soft: int, hard: int) -> str:
     elif hard > soft:
         ways.insert(0, f"`ulimit -l {hard // 1024}` in this shell")
     return f"raise it: {', '.join(ways)}; {_NEED_LESS}"
+
+
+def _can_be_raised(soft: int, hard: int, words: Callable[[int], str]) -> str:
+    return f" (can be raised to {words(hard)})" if hard != soft else ""
 
 
 def _size(number: int) -> str:
@@ -164,7 +170,7 @@ def _kernel() -> tuple[int, int]:
 def open_files() -> Finding:
     """Whether there is room for many connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    seen = f"{_count(soft)} (can be raised to {_count(hard)})"
+    seen = f"{_count(soft)}{_can_be_raised(soft, hard, _count)}"
     if soft != resource.RLIM_INFINITY and soft < _FEW_FILES:
         if hard == resource.RLIM_INFINITY or hard >= _FEW_FILES:
             return warn(seen, f"raise it for servers: `ulimit -n {_FEW_FILES}` or more")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiordma.cli.echo_orders import GIVE, MOST, STREAM_ORDER, TAKE, order, pattern
-from aiordma.cli.finding import Finding, fail, ok, skip
+from aiordma.cli.finding import Finding, fail, ok, skip, warn
 from aiordma.cli.foreign import parsed
 from aiordma.cli.transfer.exchange import Exchange, closing
 from aiordma.cli.transfer.failure import TransferError
@@ -23,7 +24,13 @@ from aiordma.cli.transfer.frames import Get, Ready, Reason
 from aiordma.cli.words import serves_streams, words_of
 from aiordma.endpoint.connect import connect
 from aiordma.endpoint.connection import Connection
-from aiordma.errors import CompletionError, ConnectionRejectedError, RdmaError
+from aiordma.errors import (
+    AuthenticationError,
+    CompletionError,
+    ConnectionLostError,
+    ConnectionRejectedError,
+    RdmaError,
+)
 from aiordma.memory.remote import RemoteRegion
 from aiordma.streams.connecting import open_connection
 from aiordma.streams.stream_reader import RdmaStreamReader
@@ -49,6 +56,10 @@ class StepError(Exception):
         super().__init__(seen)
         self.seen = seen
         self.advice = advice
+
+
+class OtherProgramError(StepError):
+    """Packets pass both ways, but the program there is none with which the steps can be taken."""
 
 
 @dataclass(slots=True)
@@ -140,6 +151,10 @@ async def examine_peer(scene: Scene, told: Callable[[str, Finding], None]) -> No
     """
     try:
         seen, steps = await _meet(scene)
+    except OtherProgramError as exc:
+        told("peer", warn(exc.seen, exc.advice))
+        told("more", skip(", ".join(ECHO), _START_ECHO))
+        return
     except (StepError, OSError, RdmaError) as exc:
         told("peer", _failure(scene, exc))
         return
@@ -190,8 +205,16 @@ async def _meet(scene: Scene) -> tuple[str, dict[str, Step]]:
             except TimeoutError as exc:
                 seen = f"connected to {where} by {device}, but {_words(scene, exc)}"
                 raise StepError(seen, f"is it another program? {_START_ECHO}") from None
+            except ConnectionLostError as exc:
+                if exc.errno == errno.ETIMEDOUT or exc.__cause__ is not None:
+                    raise
+                seen = f"connected to {where} by {device}; the program there ended it: "
+                raise OtherProgramError(f"{seen}{_words(scene, exc)}", _START_ECHO) from None
             took = f"{(time.perf_counter() - begun) * 1000:.3f} ms there and back"
             facts = _object(answer)
+    except AuthenticationError:
+        seen = f"{where}: a server with keys, and `aiordma doctor` has none"
+        raise OtherProgramError(seen, _START_ECHO) from None
     except ConnectionRejectedError as exc:
         if serves_streams(exc):
             return f"{where}: a server of streams", SERVE
@@ -202,7 +225,7 @@ async def _meet(scene: Scene) -> tuple[str, dict[str, Step]]:
         return f"{where} by {device}: a server that sends back, {took}", PLAIN
     if facts is None or "aiordma" not in facts:
         seen = f"connected to {where} by {device}, but the program there is no `aiordma echo`: "
-        raise StepError(f"{seen}it answered {answer[:_MOST_TEXT]!r}", _START_ECHO)
+        raise OtherProgramError(f"{seen}it answered {answer[:_MOST_TEXT]!r}", _START_ECHO)
     scene.facts = facts
     there = f"aiordma {facts['aiordma']} on {facts.get('device')}"
     return f"{where} by {device}: {there}, {took}", ECHO

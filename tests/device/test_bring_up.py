@@ -102,6 +102,18 @@ async def test_another_namespace_has_no_gid_of_this() -> None:
     assert b"interface of this network namespace; gid_index takes any" in out
 
 
+@pytest.mark.kernel
+async def test_the_doctor_in_another_namespace() -> None:
+    run = await asyncio.create_subprocess_exec(
+        "unshare", "-n", sys.executable, "-m", "aiordma", "doctor",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    async with asyncio.timeout(60):
+        out, _ = await run.communicate()
+    assert b"no GID is of an interface of this network namespace" in out, out.decode()
+    assert run.returncode == 1
+
+
 async def test_the_lower_mtu_and_the_lower_depth_hold() -> None:
     mine = {"path_mtu": MTU.MTU_512, "max_dest_rd_atomic": 2}
     async with connected(mine, {"max_rd_atomic": 7}) as (one, other):

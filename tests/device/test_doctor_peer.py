@@ -135,7 +135,8 @@ async def test_with_a_server_that_says_something_else(address: str, answer: byte
             await connection.send(answer)
 
     found = await examine(strange, address)
-    assert list(found) == ["peer"]
+    assert list(found) == ["peer", "more"]
+    assert found["peer"]["status"] == "WARN"
     assert "no `aiordma echo`" in found["peer"]["seen"]
     assert len(found["peer"]["seen"]) < 400
 
@@ -147,6 +148,32 @@ async def test_with_a_server_that_ends_each_connection(address: str) -> None:
     found = await examine(end, address)
     assert list(found) == ["peer"]
     assert found["peer"]["status"] == "FAIL"
+
+
+async def test_with_a_server_of_requests(address: str) -> None:
+    async def answer(request: aiordma.Request) -> bytes:
+        return bytes(request)
+
+    async with aiordma.serve_requests(answer, address, 0) as server:
+        words = ("doctor", "--json", *SHORT, "--port", str(server.port), address)
+        found = checks(await aiordma_beside(*words))
+    assert found["peer"]["status"] == "WARN"
+    assert "it takes requests there" in found["peer"]["seen"]
+    assert "`aiordma echo`" in found["peer"]["advice"]
+    assert found["more"]["status"] == "SKIP"
+
+
+async def test_with_a_server_with_keys(address: str) -> None:
+    config = aiordma.ConnectionConfig(keys=aiordma.Keys({"a": b"x" * 32}))
+
+    async def never(_: aiordma.Connection) -> None:
+        pytest.fail("without a key it comes in")
+
+    async with aiordma.serve(never, address, 0, config=config) as server:
+        words = ("doctor", "--json", *SHORT, "--port", str(server.port), address)
+        found = checks(await aiordma_beside(*words))
+    assert found["peer"]["status"] == "WARN"
+    assert "a server with keys" in found["peer"]["seen"]
 
 
 class Breaking(Orders):
