@@ -33,8 +33,9 @@ Theory of operation
     awaits an operation, without a future.  Only failed operations come to Python.
 
     There are `one_sided_depth` operations.  A task that finds none free waits in line, and gets the
-    number of the next one that ends.  While there is a line, no other task gets a number.  A batch
-    (endpoint/batch.py) has at most all numbers, and takes its turn in the line with each chain.
+    number of the next one that ends.  Until it has run, no later task gets a number, so that calls
+    that have waited are posted in their order.  A batch (endpoint/batch.py) has at most all
+    numbers, and takes its turn in the line with each chain.
 
     The completion queue of a connection usually wakes the loop for messages of the peer only, not
     for completions of this side's own work requests (`Completions.listen`).  So the connection
@@ -144,7 +145,7 @@ class Operations:
 
     __slots__ = (
         "__weakref__", "_allowed", "_c", "_depth", "_line", "_link", "_listening", "_outcome",
-        "_unexplained", "registering",
+        "_unexplained", "_waiting", "registering",
     )  # fmt: skip
 
     def __init__(self, link: Link, config: ConnectionConfig, outcome: Outcome) -> None:
@@ -155,6 +156,7 @@ class Operations:
         self._outcome = outcome
         self.registering: Credits = Credits(config.one_sided_depth)
         self._line: WaitLine[int] | None = None  # made for the first task that waits
+        self._waiting = 0  # tasks in line, and those that were granted a number and have not run
         self._unexplained: list[int] = []  # flushed operations, which end with the connection
         self._listening: Timer | None = None  # runs while the link listens for operations
 
@@ -175,7 +177,7 @@ class Operations:
 
     def free_number(self) -> int | None:
         """Take the number of a free operation; None if there is none, or others wait for one."""
-        return None if self._line else self._c.take_number()
+        return None if self._waiting else self._c.take_number()
 
     def post(
         self,
@@ -276,12 +278,13 @@ class Operations:
         if self._line is None:
             self._line = WaitLine()
         number = self._line.wait(self.release_number)
+        self._waiting += 1
         self._c.await_number(self._grant_numbers)
         try:
             return await number
-        except BaseException:
+        finally:
+            self._waiting -= 1
             self._grant_numbers()
-            raise
 
     def release_number(self, number: int) -> None:
         """Return a number that was not used, or is not used any more."""
@@ -293,7 +296,8 @@ class Operations:
         line = self._line
         while line and line.next_size and (number := self._c.take_number()) is not None:
             line.grant(number)
-        self._c.await_number(self._grant_numbers if line else None)
+        if not self._waiting:
+            self._c.await_number(None)
 
     def on_ended(self, number: int, record: WCRecord) -> None:
         """Handle a completion that C has left to Python, because it or an earlier one failed."""
@@ -311,7 +315,7 @@ class Operations:
         region = self._c.ended(number, error)
         if region is not None:
             region._transferred()
-        if self._line:
+        if self._waiting:
             self._grant_numbers()
 
     def explained(self) -> None:
