@@ -92,6 +92,7 @@ from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.coroutines import markcoroutinefunction
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
+from aiordma.loop.turns import Turns
 from aiordma.loop.uncopied import Uncopied
 from aiordma.memory.governor import Budget
 from aiordma.memory.remote import RemoteRegion
@@ -169,7 +170,8 @@ class Connection(Uncopied):
         self._own_ending = self._own_goodbye = self._own_large = self._own_one_sided = None
         self._own_notes = None
         self._reads = 0  # how many RDMA READs the peer serves at a time
-        self._telling = 0  # writes with an immediate that are not a single post of C
+        # Of writes with an immediate that are not a single post of C; made for the first.
+        self._telling: Turns | None = None
         fork.guard_public(self)
         link.cm_id._sink = self._on_cm_event
         link.state.set_handler(self._on_events)
@@ -598,10 +600,10 @@ class Connection(Uncopied):
             The number of bytes written.  They have reached the peer's adapter; but software iWARP
             reports success before the peer has checked the access.
 
-        Writes with `imm` that are under way at the same time, and of the same size, are told of in
-        the order of the calls.  A message that is sent before this call returns, for instance by
-        another task, may arrive before the data.  So await the write before sending a message about
-        it, or use `imm`.
+        Writes with `imm` that are under way at the same time are told of in the order of the calls;
+        on a raw connection, await each before the next.  A message that is sent before this call
+        returns, for instance by another task, may arrive before the data.  So await the write
+        before sending a message about it, or use `imm`.
 
         A write with `imm` takes the place of a message at the peer, and waits for it as `send`
         does.  On a connection that carries requests there are no messages, but notes.
@@ -631,15 +633,18 @@ class Connection(Uncopied):
         write = Opcode.RDMA_WRITE
         if imm is None or self.config.raw:
             return await self._one_sided.transfer(write, remote, data, offset, imm)
-        self._telling += 1
+        if self._telling is None:
+            self._telling = Turns()
+        turn = self._telling.take()
         try:
             size = await self._one_sided.transfer(write, remote, data, offset)
+            await turn
             if noted:
                 await self._sender.note(remote.rkey, remote.addr + offset, size, imm)
             else:
                 await self.send(b"", imm=imm)
         finally:
-            self._telling -= 1
+            self._telling.give_back(turn)
         return size
 
     def batch(self) -> Batch:

@@ -1,4 +1,4 @@
-"""Calls that wait for the number of an operation are posted in their order."""
+"""Who comes first is served first: numbers of operations, and writes that the peer is told of."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import errno
 import random
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from aiordma.verbs.enums import WCStatus
 from ..conftest import settle
 from ..core.test_wakeup import called_by_the_loop
 from ..verbs.test_memory_region import Lib, c
-from .operating import BOTH, MIB, Place
+from .operating import BOTH, MIB, REMOTE, Place
 from .test_copied_operations import Copying, copying
 
 __all__ = ["c"]
@@ -149,4 +150,101 @@ async def test_a_newcomer_at_the_end_of_the_link_is_told_of_it(c: Lib) -> None:
     assert end.seen()[0] == [0]
     for function in end.gone:
         function()
+    await place.close()
+
+
+# Writes that the peer is told of
+
+NOTED = RemoteRegion(REMOTE.addr, REMOTE.length, REMOTE.rkey, BOTH, notes=True)
+
+
+class Telling(Copying):
+    """A place whose end tells of writes.
+
+    Attributes:
+        told: The numbers that the peer was told.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.told: list[int] = []
+        end: Any = self.end
+        end._telling, end._carries_requests = None, False
+        end._receiver = SimpleNamespace(exchange=None)
+        end._sender = SimpleNamespace(require_open=lambda: None, note=self._note)
+
+    async def _note(self, _key: int, _addr: int, _size: int, imm: int) -> None:
+        self.told.append(imm)
+
+    def write(self, data: Any, imm: int) -> Coroutine[Any, Any, int]:
+        end: Any = self.end
+        written: Coroutine[Any, Any, int] = end._write(NOTED, data, imm=imm)
+        return written
+
+    async def until_written(self, size: int) -> None:
+        """Let the adapter write until so many bytes are at the peer."""
+        while self.end.state.facts()["bytes_written"] < size:
+            await settle(2)
+            if self.end.adapter.numbers:
+                self.end.complete()
+                await called_by_the_loop(self.end.tell)
+        await settle()
+
+
+@pytest.mark.parametrize("fate", ["goes on", "refused"])
+@pytest.mark.parametrize("second", ["goes on", "canceled"])
+@pytest.mark.parametrize("size", [2 * MIB, 100])
+async def test_writes_are_told_of_in_the_order_of_the_calls(
+    c: Lib, fate: str, second: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of the first is registered last, as a thread may do it."""
+    place = Telling()
+    end, registers, real = place.end, list[asyncio.Event](), place.end.link.register
+
+    async def register(buffer: Any, access: Access) -> Any:
+        registers.append(asyncio.Event())
+        if len(registers) == 1:
+            await registers[0].wait()
+            if fate == "refused":
+                raise OSError(errno.EACCES, "not this memory")
+        return await real(buffer, access)
+
+    monkeypatch.setattr(end.link, "register", register)
+    calls = [place.write(bytes(each), n) for n, each in enumerate((2 * MIB, size, size))]
+    tasks = [asyncio.create_task(call) for call in calls]
+    await place.until_written(2 * size)
+    assert place.told == [], "the first was told of last"
+    if second == "canceled":
+        tasks[1].cancel()
+        await asyncio.wait([tasks[1]], timeout=10)
+        assert place.told == [], "the third went past the first"
+    registers[0].set()
+    for task in tasks:
+        await end.finish(task)
+    left = [0][: fate != "refused"] + [1][: second != "canceled"] + [2]
+    assert place.told == left
+    assert [
+        n for n, task in enumerate(tasks) if not task.cancelled() and not task.exception()
+    ] == left
+    await place.close()
+
+
+async def test_writes_that_wait_for_a_number_are_told_of_in_the_order_of_the_calls(
+    c: Lib,
+) -> None:
+    place = Telling(depth=2)
+    end, piece = place.end, SGE(place.region, 0, 1)
+
+    async def twice() -> None:
+        await end.write(piece)
+        await asyncio.sleep(0)  # it runs before the task that waits, and after the grant
+        await place.write(piece, 2)
+
+    tasks = [asyncio.create_task(twice()), asyncio.create_task(end.write(piece))]
+    await settle()
+    tasks.append(asyncio.create_task(place.write(piece, 1)))
+    await settle()
+    for task in tasks:
+        await end.finish(task)
+    assert place.told == [1, 2]
     await place.close()
