@@ -61,6 +61,7 @@ class Job:
         rounds: How often it runs.
         endless: The server goes on when its client has ended.
         device: The software adapter of the guest: "rxe", or "siw".
+        counted: Whether the guest's clock counts instructions, and is not that of this machine.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Job:
     rounds: int = ROUNDS
     endless: bool = False
     device: str = "rxe"
+    counted: bool = True
 
     def plan(self) -> dict[str, Any]:
         """What the guest needs to know."""
@@ -239,6 +241,18 @@ def into() -> list[Job]:
         )
         found.append(Job(f"recv_into {check}", "numbers", client, server))
     return found
+
+
+def first() -> list[Job]:
+    """Programs up to their first connection, by either clock; see first.py.
+
+    The counted one needs few rounds, which differ by a thousandth.
+    """
+    words = (".venv/bin/python", "-m", "tests.bench.first", "{address}")
+    return [
+        Job("first", "numbers", (*words, "3"), rounds=1),
+        Job("first, not counted", "numbers", (*words, "9"), rounds=1, counted=False),
+    ]
 
 
 #: Both ends spin: what they show is the scheduler.

@@ -3,6 +3,8 @@
 Every step's output goes to a file as soon as it is there, so that a bench that was ended can be
 looked at, and reported again without running it.  A step that does not end within `STALL_S` of
 real time has failed; the rest goes on in a new guest.
+
+A job that is not counted has the clock of this machine, and is left out if others use it.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ FOLDER = ONE_SIDED.parent
 STALL_S = 300.0
 #: A busy host can make a guest's set-up too slow for its own limits; its clock jumps meanwhile.
 BOOTS = 3
+#: The machine is idle if no more than this part of its processors is used, for so many seconds.
+IDLE_PART, IDLE_S = 0.1, 2.0
 _LIBRARY = ("-shared", "-fPIC", "-fvisibility=hidden")
 #: What is made of each file in C, and with what beside the flags that all have.
 _PROGRAMS: Mapping[str, Sequence[str]] = {
@@ -105,7 +109,13 @@ def compile_programs(names: Iterable[str] = ("one_sided", "connecting", "floors"
 
 
 def guest_lines(
-    plan: Path, stall_s: float, program: str = "guest", qemu: str = "", device: str = "rxe"
+    plan: Path,
+    stall_s: float,
+    program: str = "guest",
+    qemu: str = "",
+    device: str = "rxe",
+    *,
+    counted: bool = True,
 ) -> Iterator[dict[str, Any]]:
     """Boot a guest, run the plan there, and yield what it tells.
 
@@ -115,8 +125,10 @@ def guest_lines(
         program: What does it: a module of this package.
         qemu: More words for QEMU.
         device: The software adapter of the guest.
+        counted: Whether its clock counts instructions, and is not that of this machine.
     """
-    softroce = (sys.executable, "-m", "aiordma_softroce", "--engine", "qemu", "--counted")
+    engine = ("qemu", "--counted") if counted else ("uml",)
+    softroce = (sys.executable, "-m", "aiordma_softroce", "--engine", *engine)
     inside = (sys.executable, "-m", f"tests.bench.{program}", str(plan))
     command = (*softroce, "--device", device, "--timeout", "7200", "--", *inside)
     environment = {**os.environ, MORE: f"{os.environ.get(MORE, '')} {qemu}"}
@@ -149,26 +161,46 @@ def run(
     rounds: int | None = None,
     stall_s: float = STALL_S,
 ) -> None:
-    """Run all jobs, those of each device in guests of their own; `raw` gets every line.
+    """Run all jobs, those of each device and clock in guests of their own; `raw` gets every line.
 
     Raises:
         subprocess.CalledProcessError: A program in C cannot be made.
     """
     compile_programs()
-    for device in dict.fromkeys(job.device for job in jobs):
-        there = [job for job in jobs if job.device == device]
-        _run_on(device, there, steps(there, rounds), measured, raw, stall_s)
+    for device, counted in dict.fromkeys((job.device, job.counted) for job in jobs):
+        there = [job for job in jobs if (job.device, job.counted) == (device, counted)]
+        if counted:
+            prepare(device)
+        elif (used := used_part()) > IDLE_PART:
+            names = ", ".join(job.name for job in there)
+            print(f"not measured, as {used:.0%} of this machine is in use: {names}", flush=True)
+            continue
+        _run_on(device, counted, there, steps(there, rounds), measured, raw, stall_s)
+
+
+def used_part(seconds: float = IDLE_S) -> float:
+    """The part of this machine's processors that is in use, for so many seconds."""
+    begun, ended = (_ticks(pause) for pause in (0.0, seconds))
+    every, idle = (now - before for now, before in zip(ended, begun, strict=True))
+    return 1 - idle / every if every else 0.0
+
+
+def _ticks(pause: float) -> tuple[int, int]:
+    """After a pause, the time of all processors since the boot, and that in which they idled."""
+    time.sleep(pause)
+    ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+    return sum(ticks), ticks[3] + ticks[4]
 
 
 def _run_on(
     device: str,
+    counted: bool,
     jobs: list[Job],
     left: list[dict[str, Any]],
     measured: Measured,
     raw: Path,
     stall_s: float,
 ) -> None:
-    prepare(device)
     by_name = {job.name: job for job in jobs}
     plan = raw.with_suffix(".plan.json")
     began = time.monotonic()
@@ -184,11 +216,14 @@ def _run_on(
         boots += 1
         plan.write_text(json.dumps(left))
         with raw.open("a", buffering=1) as kept:  # each line at once
-            for line in guest_lines(plan, stall_s, device=device):
+            for line in guest_lines(plan, stall_s, device=device, counted=counted):
+                if "versions" in line:
+                    boots = 0
+                    if not counted:  # they are those of what is counted
+                        continue
+                    measured.versions = line["versions"]
                 kept.write(json.dumps(line) + "\n")
                 if "versions" in line:
-                    measured.versions = line["versions"]
-                    boots = 0
                     continue
                 left.pop(0)
                 measured.add(by_name[line["name"]], line)

@@ -42,6 +42,7 @@ def everything() -> list[jobs.Job]:
         *plain.jobs(),
         *jobs.floors(),
         *jobs.large(),
+        *jobs.first(),
         *jobs.SPINNING,
         *jobs.waits(),
         *sweeps.jobs(),
@@ -57,7 +58,7 @@ def guarded() -> tuple[list[goals.Goal], list[jobs.Job]]:
     """The rows of the check, and the jobs that they need."""
     rows = [goal for goal in ROWS if goal.guarded]
     needed = {where[0] for goal in rows for where in (goal.ours, goal.theirs, goal.less) if where}
-    every = (*jobs.ours(), *jobs.programs(), *plain.jobs())
+    every = (*jobs.ours(), *jobs.programs(), *jobs.first(), *plain.jobs())
     return rows, [job for job in every if job.name in needed]
 
 
@@ -93,13 +94,16 @@ def kept(only: Sequence[str] = ()) -> Measured:
 def measure(only: Sequence[str], rounds: int | None) -> Measured:
     """Run all jobs with one of these texts in their names.
 
-    The programs for growth run beside the others, in guests of their own: what a guest's clock
-    counts does not depend on what else the machine does.  A process of their own has its own
-    Ctrl-C.
+    What is not counted runs first, and alone.  The programs for growth run beside the others, in
+    guests of their own: what a guest's clock counts does not depend on what else the machine does.
+    A process of their own has its own Ctrl-C.
     """
     for raw in files(only):
         raw.unlink(missing_ok=True)
     chosen = named(everything(), only)
+    if others := [job for job in chosen if not job.counted]:
+        machine.run(others, Measured(), files(only)[0])
+    chosen = [job for job in chosen if job.counted]
     words = (sys.executable, "-m", "tests.bench.run", "--growth", "--only", *only)
     with subprocess.Popen(words, cwd=machine.ROOT) as beside:
         try:

@@ -12,6 +12,7 @@ CHECK_HEAD = ("figure / beside", "recorded", "now", "change", "band", "")
 FIGURES_HEAD = ("program", "figure", "median", "rounds")
 _UNITS = {
     "us": "us", "us/s": "us/s", "MiB/s": "MiB/s", "Mpps": "k/s", "KiB": "KiB", "ns/B": "ns/B",
+    "s": "s",
 }  # fmt: skip
 
 Row = tuple[str, ...]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from tests.bench import (
     check,
+    first,
     jobs,
     machine,
     plain,
@@ -239,7 +241,9 @@ def run_in(
 ) -> Measured:
     """Run jobs of these names, each on its device, in guests that tell what `guest` does."""
 
-    def guest_lines(plan: Path, stall_s: float, *, device: str) -> Iterator[dict[str, Any]]:
+    def guest_lines(
+        plan: Path, stall_s: float, *, device: str, counted: bool
+    ) -> Iterator[dict[str, Any]]:
         return guest([step["name"] for step in json.loads(plan.read_text())], device)
 
     monkeypatch.setattr(machine, "guest_lines", guest_lines)
@@ -322,3 +326,82 @@ def test_what_a_guest_told_is_in_the_file_before_it_tells_more(
 
     run_in(monkeypatch, raw, guest, {"x": "rxe"})
     assert there == [True, True]
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_what_is_not_counted_is_measured_on_an_idle_machine_alone(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    busy: bool,
+) -> None:
+    """In a guest of its own, whose versions are not those of the figures that are counted."""
+    started = []
+
+    def guest_lines(plan: Path, stall_s: float, **how: Any) -> Iterator[dict[str, Any]]:
+        names = [step["name"] for step in json.loads(plan.read_text())]
+        started.append((names, how["counted"]))
+        yield {"versions": {"kernel": "6.1" if how["counted"] else "6.12"}}
+        yield from told(*names)[1:]
+
+    monkeypatch.setattr(machine, "guest_lines", guest_lines)
+    monkeypatch.setattr(machine, "prepare", lambda _device: None)
+    monkeypatch.setattr(machine, "compile_programs", lambda: None)
+    monkeypatch.setattr(machine, "used_part", lambda: 0.5 if busy else 0.01)
+    measured, raw = Measured(), tmp_path / "raw.jsonl"
+    every = [jobs.Job(name, "numbers", ("true",), counted=name == "x") for name in "xy"]
+    machine.run(every, measured, raw, rounds=1)
+    assert started == [(["x"], True), (["y"], False)][: 2 - busy]
+    assert {name for name, _ in measured.results} == set("x" if busy else "xy")
+    assert not measured.failures
+    assert ("50% of this machine is in use: y" in capsys.readouterr().out) == busy
+    for each in (measured, machine.read(raw, every)):
+        assert each.versions == {"kernel": "6.1"}
+
+
+def test_the_use_of_this_machine_is_a_part_of_it() -> None:
+    assert 0 <= machine.used_part(0.01) <= 1
+
+
+# Programs up to their first connection
+
+
+def test_the_time_of_a_process_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its start to its end, with bytecode, and the round that compiles it is not counted."""
+    program = """
+import os, sys, time
+assert sys.argv[1] == "192.0.2.1"
+assert not sys.dont_write_bytecode
+assert sys.pycache_prefix
+while time.process_time() < {seconds}:
+    pass
+"""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    programs = {"RDMA": program.format(seconds=0.3), "TCP": program.format(seconds=0.1)}
+    monkeypatch.setattr(first, "PROGRAMS", programs)
+    found = first.measure("192.0.2.1", 2)
+    assert [*found] == ["RDMA s", "TCP s", "more s"]
+    assert {len(seconds) for seconds in found.values()} == {2}
+    assert min(found["RDMA s"]) >= 0.3
+    assert all(0.1 <= seconds < 0.3 for seconds in found["TCP s"])
+    assert found["more s"] == pytest.approx(
+        [ours - theirs for ours, theirs in zip(found["RDMA s"], found["TCP s"], strict=True)]
+    )
+
+
+def test_a_program_that_fails_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first, "PROGRAMS", {"RDMA": "raise SystemExit(3)", "TCP": ""})
+    with pytest.raises(subprocess.CalledProcessError, match="status 3"):
+        first.measure("192.0.2.1", 1)
+
+
+def test_the_first_connection_is_judged_by_a_ratio_and_by_seconds() -> None:
+    rows = [goal for goal in run.ROWS if goal.ours[0].startswith("first")]
+    (counted, seconds) = rows
+    found = {("first", "RDMA s"): [2.6], ("first", "TCP s"): [1.0]}
+    assert judge(counted, found).verdict == "reached"
+    assert tables.goal_row(judge(counted, found))[2:4] == ("2.6 s", "1 s")
+    assert judge(seconds, found).verdict == "not measured", "the counted clock has no such seconds"
+    assert judge(seconds, {("first, not counted", "more s"): [0.09]}).verdict == "reached"
+    assert judge(seconds, {("first, not counted", "more s"): [0.11]}).verdict == "missed"
+    assert [job.name for job in run.guarded()[1] if job.name.startswith("first")] == ["first"]
