@@ -18,19 +18,24 @@ def has_address(host: str) -> bool:
     """Whether an interface of this network namespace has a numeric address.
 
     The answer is that of the routing table, which knows each address of an interface that is up: a
-    packet to an own address comes from that address.  A bind proves nothing: it succeeds at any
-    address under `ip_nonlocal_bind`, and in a namespace whose loopback interface is down.
+    packet to an own address comes from that address.  For IPv4 it has to be told so, as otherwise a
+    packet to a secondary address comes from the primary one.  The bind that tells it proves nothing
+    by itself: it succeeds at any address under `ip_nonlocal_bind`, and in a namespace whose
+    loopback interface is down.
 
     Args:
         host: IPv4 or IPv6, the latter with a scope if it is link-local (`fe80::1%eth0`).
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    ip = _ip(host)
+    family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
+            if ip.version == 4:
+                probe.bind((host, 0))
             probe.connect((host, _ANY_PORT))
         except OSError:
             return False
-        return _ip(probe.getsockname()[0]) == _ip(host)
+        return _ip(probe.getsockname()[0]) == ip and not ip.is_multicast
 
 
 def eui_64(name: str) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import ipaddress
 import os
 import socket
@@ -68,22 +69,43 @@ def test_ipv4_in_ipv6_form_is_ipv4(address: ipaddress.IPv4Address, port: int) ->
 @pytest.mark.parametrize(
     ("host", "local"),
     [
-        ("", True), ("0.0.0.0", True), ("::", True), ("127.0.0.1", True), ("192.0.2.1", False),
-        ("2001:db8::1", False),
+        ("", True), ("0.0.0.0", True), ("::", True), ("127.0.0.1", True), ("127.0.0.2", True),
+        ("192.0.2.1", False), ("2001:db8::1", False), ("224.0.0.1", False), ("ff02::1", False),
+        ("255.255.255.255", False),
     ],
 )  # fmt: skip
 def test_local_addresses(host: str, local: bool) -> None:
     assert is_local((host, 7)) is local
 
 
-def test_an_address_is_local_only_where_an_interface_has_it() -> None:
-    """A bind would succeed there: the namespace has no interface that is up."""
-    code = "from aiordma.cm.address import is_local; print(is_local(('127.0.0.1', 7)))"
+def local_in_a_namespace(before: str, *hosts: str) -> list[bool]:
+    """Which of the hosts are local in a network namespace of its own, after commands of a shell."""
+    code = "import sys; from aiordma.cm.address import is_local\n"
+    code += "print([is_local((host, 7)) for host in sys.argv[1:]])"
     # In a chroot nobody may make a namespace of users, and root needs none.
     as_root = () if os.geteuid() == 0 else ("--user", "--map-root-user")
-    apart = ("unshare", *as_root, "--net")
-    done = subprocess.run([*apart, sys.executable, "-c", code], capture_output=True, timeout=60)
-    assert (done.stdout, done.stderr) == (b"False\n", b"")
+    apart = ("unshare", *as_root, "--net", "sh", "-ec", f'{before}; exec "$@"', "sh")
+    done = subprocess.run(
+        [*apart, sys.executable, "-c", code, *hosts], capture_output=True, timeout=60
+    )
+    assert done.stderr == b""
+    return list(ast.literal_eval(done.stdout.decode()))
+
+
+def test_an_address_is_local_only_where_an_interface_has_it() -> None:
+    """A bind would succeed there: the namespace has no interface that is up."""
+    assert local_in_a_namespace(":", "127.0.0.1") == [False]
+
+
+@pytest.mark.parametrize("nonlocal_bind", [0, 1])
+def test_a_secondary_address_is_local(nonlocal_bind: int) -> None:
+    commands = (
+        f"echo {nonlocal_bind} >/proc/sys/net/ipv4/ip_nonlocal_bind", "ip link set lo up",
+        "ip addr add 192.0.2.1/24 dev lo", "ip addr add 192.0.2.2/24 dev lo",
+        "ip route add 198.51.100.0/24 dev lo",
+    )  # fmt: skip
+    hosts = "192.0.2.1", "192.0.2.2", "198.51.100.1"
+    assert local_in_a_namespace("; ".join(commands), *hosts) == [True, True, False]
 
 
 def test_no_host_is_any_address() -> None:
