@@ -37,6 +37,7 @@ __all__ = [
     "Pledge",
     "claims_key",
     "plain_hello",
+    "removed_error",
 ]
 
 _SMALLEST = 16
@@ -115,10 +116,10 @@ class Keys(Uncopied):
         self.replace(keys)
 
     def replace(self, keys: Mapping[str, Buffer]) -> None:
-        """Use these keys, and no others, for the handshakes that begin from now on; in any thread.
+        """Use these keys, and no others, from now on; in any thread.
 
-        Handshakes that have begun go on with their keys, and connections stay as they are:
-        `Connection.get_extra_info("key_id")` says which of them to close if a key was lost.
+        A handshake that is under way with a key that is removed fails.  Connections stay as they
+        are: `Connection.get_extra_info("key_id")` says which of them to close if a key was lost.
 
         Args:
             keys: As of the class.
@@ -144,6 +145,10 @@ class Keys(Uncopied):
     def ids(self) -> tuple[str, ...]:
         """The names of the keys, in their order."""
         return tuple(key.id for key in self._by_tag.values())
+
+    def _have(self, key: _Key) -> bool:
+        """Whether a key with which a handshake began was not removed meanwhile."""
+        return key.tag in self._by_tag
 
     def __repr__(self) -> str:
         return f"<Keys {', '.join(map(repr, self.ids))}>"
@@ -221,9 +226,10 @@ class Pledge:
         key_id: The name of the key.
     """
 
-    __slots__ = ("_key", "request")
+    __slots__ = ("_key", "_keys", "request")
 
     def __init__(self, keys: Keys, hello: bytes, nonce: bytes | None = None) -> None:
+        self._keys = keys
         self._key = keys._first
         nonce = secrets.token_bytes(_NONCE_SIZE) if nonce is None else nonce
         self.request: bytes = _flagged(hello) + self._key.tag + nonce
@@ -241,7 +247,7 @@ class Pledge:
             ends: The peername and the sockname of this side.
 
         Raises:
-            AuthenticationError: It has not.
+            AuthenticationError: It has not, or the key was removed meanwhile.
         """
         at = _part_of(answer, ANSWER_SIZE)
         if not at:
@@ -256,6 +262,8 @@ class Pledge:
                 "or another one"
             )
             raise AuthenticationError(errno.EACCES, text)
+        if not self._keys._have(self._key):
+            raise removed_error(self.key_id)
         return _hmac(self._key.client, transcript + proof)
 
 
@@ -266,9 +274,10 @@ class Claim:
         key_id: The name of the key.
     """
 
-    __slots__ = ("_key", "_request")
+    __slots__ = ("_key", "_keys", "_request")
 
-    def __init__(self, key: _Key, request: bytes) -> None:
+    def __init__(self, keys: Keys, key: _Key, request: bytes) -> None:
+        self._keys = keys
         self._key = key
         self._request = request
 
@@ -278,12 +287,17 @@ class Claim:
         end = _part_of(data, REQUEST_SIZE) + REQUEST_SIZE
         tag = data[end - _NONCE_SIZE - _TAG_SIZE : end - _NONCE_SIZE]
         key = keys._by_tag.get(tag)
-        return None if key is None else cls(key, data[:end])
+        return None if key is None else cls(keys, key, data[:end])
 
     @property
     def key_id(self) -> str:
         """The name of the key."""
         return self._key.id
+
+    @property
+    def stands(self) -> bool:
+        """Whether the listener still has the key."""
+        return self._keys._have(self._key)
 
     def answer(self, hello: bytes, ends: Ends, nonce: bytes | None = None) -> tuple[bytes, bytes]:
         """Return the private data of the answer, and the proof that the client has to send.
@@ -297,6 +311,11 @@ class Claim:
         transcript = _transcript(self._request, said, *ends)
         proof = _hmac(self._key.listener, transcript)
         return said + proof, _hmac(self._key.client, transcript + proof)
+
+
+def removed_error(key_id: str) -> AuthenticationError:
+    """The error of a handshake whose key this side has removed meanwhile."""
+    return AuthenticationError(errno.EACCES, f"key {key_id!r} was removed during the handshake")
 
 
 def claims_key(data: bytes) -> bool:

@@ -28,10 +28,11 @@ from aiordma.cm.enums import EventType
 from aiordma.endpoint.config import DEFAULTS, ConnectionConfig, plan_of
 from aiordma.endpoint.connect import Opening
 from aiordma.endpoint.connection import Connection
-from aiordma.endpoint.keys import ANSWER_SIZE, Claim, claims_key, plain_hello
+from aiordma.endpoint.keys import ANSWER_SIZE, Claim, claims_key, plain_hello, removed_error
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.wire import HELLO_SIZE, Hello
 from aiordma.errors import (
+    AuthenticationError,
     ConnectionLostError,
     ConnectTimeoutError,
     ProtocolError,
@@ -591,6 +592,7 @@ class ConnectRequest(Uncopied):
             RdmaOSError: The request was answered before (EALREADY).
             ConnectionAbortedError: The client has given up.
             ProtocolError: The client has not proved that it has the key that it claims to have.
+            AuthenticationError: This key was removed meanwhile, by `Keys.replace`.
             TimeoutError: The client did not confirm within `limits.handshake_timeout_s`.
             OSError: There is not enough memory, or the adapter has no more resources.  ENOBUFS: the
                 listener has as many connections as its limits allow.  The client is refused.
@@ -681,7 +683,11 @@ async def _made(
     memory: Memory | None,
 ) -> Connection:
     """Make the connection, accept, and wait for the confirmation and the client's first frame."""
-    plan, event, hello = plan_of(config), request.event, request.greeting
+    plan, event, hello, claim = plan_of(config), request.event, request.greeting, request.claim
+    if claim is not None and not claim.stands:
+        error = removed_error(claim.key_id)
+        request.refuse(RefusalReason.KEY_UNKNOWN, error.args[1])
+        raise error
     link = await request.open(
         functools.partial(Link.open, config=config, memory=memory), plan.pinned
     )
@@ -705,18 +711,22 @@ async def _made(
         if hello is not None:
             greeting = connection._await_greeting()
             private_data = link.common.hello(private_data, ANSWER_ROOM)
-        if request.claim is not None:
-            private_data, proof = request.claim.answer(private_data, ends)
+        if claim is not None:
+            private_data, proof = claim.answer(private_data, ends)
             link.state.require_proof(proof)
-            connection._facts["key_id"] = request.claim.key_id
+            connection._facts["key_id"] = claim.key_id
         request.turn(link, functools.partial(_acted, request, connection, greeting))
         if greeting is None:
             await _confirmed(request, offer, private_data, lambda: connection._state.arrived > 0)
         else:
             await _confirmed(request, offer, private_data, greeting.done)
             await greeting
+        # Nothing is awaited from here until the connection is in `Listener.connections`, where a
+        # program looks for those of a key that it has removed.
+        if claim is not None and not claim.stands:
+            raise removed_error(claim.key_id)
     except BaseException as exc:
-        if request.claim is not None and isinstance(exc, ProtocolError):
+        if claim is not None and isinstance(exc, ProtocolError | AuthenticationError):
             request.deny(RefusalReason.KEY_UNKNOWN, str(exc))
         if not connection.is_closing():
             link.note("is not made: %r", exc)

@@ -166,6 +166,37 @@ async def test_a_key_is_replaced_while_clients_connect(address: str) -> None:
         await refused(address, server.port, keyed(old=OLD))
 
 
+async def test_a_key_that_is_removed_connects_nobody_any_more(address: str) -> None:
+    """Also where the handshake is under way: else its client would be there after the key."""
+    keys, both = Keys({"a": OLD}), {"a": OLD, "b": NEW}
+    config = ConnectionConfig(keys=keys)
+
+    async def authorize(request: ConnectRequest) -> bool:
+        keys.replace({"b": NEW} if request.private_data == b"removed" else both)
+        return True
+
+    async with (
+        asyncio.timeout(LIMIT_S),
+        aiordma.listen(address, 0, config=config, authorize=authorize) as listener,
+    ):
+        with pytest.raises(AuthenticationError, match="no such key"):
+            await aiordma.connect(
+                address, listener.port, config=keyed(a=OLD), private_data=b"removed"
+            )
+        assert (listener.refused, listener.denied) == (1, 1)
+        keys.replace(both)
+        ends = await meet(listener, address, config=keyed(a=OLD))
+        await are_alive(ends)
+        await part(*ends)
+        async with scribe(address, listener.port, Keys(both)) as client:
+            keys.replace({"b": NEW})
+            await client.say(GREETING + client.proof)
+            await until(lambda: listener.denied == 2)
+            await until(lambda: not acceptor_of(listener).handshakes)
+            assert not waiting_requests(listener)
+        await until(lambda: not listener.connections)
+
+
 async def test_a_program_that_answers_by_hand_sees_the_key(address: str) -> None:
     async with (
         asyncio.timeout(LIMIT_S),
@@ -517,6 +548,18 @@ async def test_a_recorded_answer_is_of_no_use(address: str) -> None:
         client.abort()
         await client.wait_closed()
         await refused(address, listener.port, keyed(a=OLD))
+
+
+async def test_a_client_that_removes_its_key_connects_no_more(address: str) -> None:
+    keys = Keys({"a": OLD})
+
+    def answer(claim: protocol.Claim, request: bytes, ends: Any) -> bytes:
+        keys.replace({"b": NEW})
+        return _right(claim, request, ends)
+
+    async with asyncio.timeout(LIMIT_S), answering(address, answer) as listener:
+        with pytest.raises(AuthenticationError, match="key 'a' was removed"):
+            await aiordma.connect(address, listener.port, config=ConnectionConfig(keys=keys))
 
 
 # ---- addresses, and processes that are killed ------------------------------------------------

@@ -134,12 +134,24 @@ def test_a_client_uses_its_first_key_and_a_listener_takes_all() -> None:
         pledge, claim, answer, expected = handshake(Keys(keys), both)
         assert pledge.check(answer, (LISTENER, CLIENT)) == expected
         assert claim.key_id == pledge.key_id
-    handshake_under_way = Claim.of(both, Pledge(Keys({"old": SECRET[::-1]}), HELLO).request)
     both.replace({"new": SECRET})
     assert both.ids == ("new",)
-    assert handshake_under_way is not None
-    assert handshake_under_way.answer(ANSWER_HELLO, (CLIENT, LISTENER))
     assert Claim.of(both, Pledge(Keys({"old": SECRET[::-1]}), HELLO).request) is None
+
+
+def test_a_handshake_under_way_ends_with_its_key() -> None:
+    old = {"old": SECRET[::-1]}
+    ours, theirs = Keys(old), Keys(old)
+    pledge, claim, answer, expected = handshake(ours, theirs)
+    for keys in (ours, theirs):
+        keys.replace({"new": SECRET, **old})
+    assert pledge.check(answer, (LISTENER, CLIENT)) == expected
+    assert claim.stands
+    for keys in (ours, theirs):
+        keys.replace({"old": SECRET})
+    assert not claim.stands
+    with pytest.raises(AuthenticationError, match="key 'old' was removed"):
+        pledge.check(answer, (LISTENER, CLIENT))
 
 
 @given(st.data())
