@@ -343,7 +343,10 @@ class Listener(Uncopied):
             elif allowed is not False:
                 msg = f"authorize has to return True or False, not {type(allowed).__name__}"
                 raise TypeError(msg)
-        except Exception as exc:
+        except (Exception, asyncio.CancelledError) as exc:
+            task = asyncio.current_task()
+            if isinstance(exc, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # this task was canceled, and not one that the program has awaited
             if limit.expired and isinstance(exc, TimeoutError):
                 reason, why = RefusalReason.TIMEOUT, f"authorize took over {limit.seconds} s"
             else:

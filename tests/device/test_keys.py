@@ -722,6 +722,13 @@ async def _forever(request: ConnectRequest) -> bool:
     return True
 
 
+async def _canceled(request: ConnectRequest) -> bool:
+    forgotten = asyncio.get_running_loop().create_future()
+    forgotten.cancel()
+    await forgotten
+    return True
+
+
 async def _accepts(request: ConnectRequest) -> bool:
     await request.accept()
     return True
@@ -737,6 +744,7 @@ def _rejects(request: ConnectRequest) -> bool:
     [
         (_raise, "does not let", "has raised"),
         (_nothing, "does not let", "has raised"),
+        (_canceled, "does not let", "has raised"),
         (_accepts, "does not let", "has raised"),
         (_forever, "not answered in time", ""),
         (_rejects, r"reject|refus", ""),
