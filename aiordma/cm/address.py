@@ -20,6 +20,7 @@ __all__ = [
     "Address",
     "check_address",
     "check_port",
+    "from_gid",
     "from_sockaddr",
     "is_local",
     "is_loopback",
@@ -121,6 +122,12 @@ def is_loopback(address: Address) -> bool:
     """Whether a numeric address is a loopback address, which belongs to no RDMA device."""
     ip = _ip(address[0].partition("%")[0] or "0.0.0.0")
     return (getattr(ip, "ipv4_mapped", None) or ip).is_loopback
+
+
+def from_gid(gid: bytes) -> str:
+    """The IP address that a GID of RoCE stands for."""
+    ip = ipaddress.IPv6Address(gid)
+    return str(ip.ipv4_mapped or ip)
 
 
 def from_sockaddr(pointer: Any) -> Address | None:

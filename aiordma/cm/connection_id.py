@@ -36,7 +36,7 @@ from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_minus_one
 from aiordma._ffi.newer import newer
 from aiordma.arguments import check_seconds, fitting, whole
-from aiordma.cm.address import Address, from_sockaddr, is_local, to_sockaddr
+from aiordma.cm.address import Address, from_gid, from_sockaddr, is_local, to_sockaddr
 from aiordma.cm.addrinfo import AddressInfo, c_names, hints_of, taken
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_parameter import (
@@ -271,8 +271,26 @@ class ConnectionId(Resource):
 
     @property
     def peer_gid(self) -> bytes:
-        """The GID of the other side, as the connection manager has it; 16 bytes."""
+        """The GID of the other side; 16 bytes.
+
+        Of a request on RoCE the kernel makes it of `destination`, which the client has written.
+        """
         return bytes(ffi.buffer(self._require().route.addr.addr.ibaddr.dgid.raw))
+
+    def _stray(self) -> str | None:
+        """The address that packets to the client of a request go to, if that is another one.
+
+        A request names the addresses in its private data.  On RoCE the kernel makes `peer_gid` of
+        the client's, and compares it with nothing; the packets of the connection go to the GID of
+        the path, which the request has besides.  Both are the same unless the client has written
+        the request by itself, as root can.  On InfiniBand `peer_gid` is the path's, and iWARP has
+        no path.
+        """
+        route = self._require().route
+        if not route.num_paths:
+            return None
+        gid = bytes(ffi.buffer(route.path_rec.dgid.raw))
+        return None if gid == self.peer_gid else from_gid(gid)
 
     def set_option(self, option: Option, value: int) -> None:
         """Set an option of the id (`rdma_set_option(3)`).

@@ -89,13 +89,15 @@ class Request:
         source: Source of the client, as `source_of` returns it.
         greeting: The result of `Server._examine`: the client's wishes in its private data.
         claim: Likewise: the key that the client claims to have; None without keys.
+        peername: Address of the client, to which its answers go.
+        named: Address that the client says it has, if that is another one; it is refused then.
         answered: Whether it is being accepted, or was refused.
         place: Place of its handshake; None while it waits for a place.
     """
 
     __slots__ = (
-        "_acceptor", "answered", "claim", "cm_id", "event", "greeting", "peername", "place",
-        "sockname", "source",
+        "_acceptor", "answered", "claim", "cm_id", "event", "greeting", "named", "peername",
+        "place", "sockname", "source",
     )  # fmt: skip
 
     peername: tuple[str, int] | None
@@ -109,7 +111,11 @@ class Request:
         self.place: Place | None = None
         self.greeting: Any = None
         self.claim: Any = None
+        self.named: str | None = None
         self.peername, self.sockname = cm_id._ends()
+        if self.peername is not None and (stray := cm_id._stray()) is not None:
+            self.named, port = self.peername
+            self.peername = stray, port
         self.source: str = source_of(self.peername[0] if self.peername is not None else None)
 
     def refuse(self, reason: RefusalReason, why: str) -> None:
@@ -333,6 +339,8 @@ class Acceptor:
             server._removed()
 
     def _why_not(self, server: Server[Made], request: Request) -> tuple[RefusalReason, str] | None:
+        if request.named is not None:
+            return RefusalReason.DENIED, f"it names {request.named} as its address"
         full = self.ledger.why_full(request.source)
         if full:
             self.shortages.full(request.peername, full)
