@@ -16,7 +16,7 @@ from aiordma.cm.address import Address, check_address, check_port
 from aiordma.cm.connection_id import REQUEST_ROOM
 from aiordma.endpoint.config import DEFAULTS, ConnectionConfig
 from aiordma.endpoint.connection import Connection
-from aiordma.endpoint.keys import REQUEST_SIZE, Pledge, plain_hello
+from aiordma.endpoint.keys import REQUEST_SIZE, Ends, Pledge, plain_hello
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.wire import HELLO_SIZE, Hello, protocol_error
 from aiordma.errors import (
@@ -260,7 +260,9 @@ async def _one(
                 text = "the listener does not speak aiordma's message protocol; use raw=True"
                 raise protocol_error(text)
         if pledge is not None:
-            link.state.prove(pledge.check(event.private_data, cm_id._ends()))
+            peer, own = cm_id._ends()
+            ends = Ends(own, peer, b"" if link.context.is_iwarp else cm_id.peer_gid)
+            link.state.prove(pledge.check(event.private_data, ends))
             connection._facts["key_id"] = pledge.key_id
         connection._meet(theirs, event.initiator_depth, address)
         if theirs is None:

@@ -4,7 +4,7 @@ Theory of operation
     No secret is sent.  The request has the tag of a key and a nonce of the client, the answer a
     nonce of the listener and its proof, and the client's first frame has its proof, all within the
     three steps that a handshake has anyway.  A proof is an HMAC-SHA256 of everything that both have
-    said, and of their addresses.  The two sides make their proofs with different keys, so that a
+    said, and of where they are.  The two sides make their proofs with different keys, so that a
     side's own proof is of no use against it.
 
     C refuses each frame of a peer that has proved nothing (`pass_gate` in _core/connection.c).
@@ -21,6 +21,7 @@ import secrets
 import struct
 from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import NamedTuple
 
 from aiordma._core import PROOF_SIZE
 from aiordma.arguments import Buffer, bytes_of
@@ -33,6 +34,7 @@ __all__ = [
     "ANSWER_SIZE",
     "REQUEST_SIZE",
     "Claim",
+    "Ends",
     "Keys",
     "Pledge",
     "claims_key",
@@ -59,11 +61,22 @@ _AT_LENGTH = 7
 _SALT = b"aiordma keys 1"
 _LABELS = (b"tag", b"listener", b"client")
 
-_ADDRESSES = struct.Struct("!16s16sH")
+_ENDS = struct.Struct("!16s16sH16s")
 _MAPPED = bytes(10) + b"\xff\xff"  # an IPv4 address as IPv6 follows
 
-#: The peername and the sockname of a side; None where one is not known.
-Ends = tuple[Address | None, Address | None]
+
+class Ends(NamedTuple):
+    """Where the two sides are, as both see it.
+
+    Attributes:
+        client: The client's address; None where it is not known.
+        listener: The listener's.
+        gid: The listener's GID; empty on iWARP.
+    """
+
+    client: Address | None
+    listener: Address | None
+    gid: bytes
 
 
 def _hmac(key: bytes, data: bytes) -> bytes:
@@ -180,15 +193,20 @@ def _packed(address: Address | None) -> bytes:
     return _MAPPED + ip.packed if ip.version == 4 else ip.packed
 
 
-def _transcript(request: bytes, answer: bytes, client: Address | None, at: Address | None) -> bytes:
-    """What both sides have said, and where; `at` is the address and port of the listener."""
+def _transcript(request: bytes, answer: bytes, ends: Ends) -> bytes:
+    """What both sides have said, and where.
+
+    The GID is for InfiniBand, where any user may write addresses into a request; on RoCE it follows
+    from the address.
+    """
+    client, at, gid = ends
     return b"".join(
         (
             len(request).to_bytes(2),
             request,
             len(answer).to_bytes(2),
             answer,
-            _ADDRESSES.pack(_packed(client), _packed(at), 0 if at is None else at[1]),
+            _ENDS.pack(_packed(client), _packed(at), 0 if at is None else at[1], gid),
         )
     )
 
@@ -244,7 +262,7 @@ class Pledge:
 
         Args:
             answer: The private data of the answer.
-            ends: The peername and the sockname of this side.
+            ends: Where the two sides are.
 
         Raises:
             AuthenticationError: It has not, or the key was removed meanwhile.
@@ -255,7 +273,7 @@ class Pledge:
             raise AuthenticationError(errno.EACCES, text)
         end = at + ANSWER_SIZE
         said, proof = answer[: end - PROOF_SIZE], answer[end - PROOF_SIZE : end]
-        transcript = _transcript(self.request, said, ends[1], ends[0])
+        transcript = _transcript(self.request, said, ends)
         if not hmac.compare_digest(proof, _hmac(self._key.listener, transcript)):
             text = (
                 f"the listener has not proved that it has key {self.key_id!r}: it has no such key, "
@@ -304,11 +322,11 @@ class Claim:
 
         Args:
             hello: The hello of this side, with the program's data.
-            ends: The peername and the sockname of this side.
+            ends: Where the two sides are.
             nonce: For tests; else random.
         """
         said = _flagged(hello) + (secrets.token_bytes(_NONCE_SIZE) if nonce is None else nonce)
-        transcript = _transcript(self._request, said, *ends)
+        transcript = _transcript(self._request, said, ends)
         proof = _hmac(self._key.listener, transcript)
         return said + proof, _hmac(self._key.client, transcript + proof)
 

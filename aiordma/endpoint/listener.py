@@ -28,7 +28,14 @@ from aiordma.cm.enums import EventType
 from aiordma.endpoint.config import DEFAULTS, ConnectionConfig, plan_of
 from aiordma.endpoint.connect import Opening
 from aiordma.endpoint.connection import Connection
-from aiordma.endpoint.keys import ANSWER_SIZE, Claim, claims_key, plain_hello, removed_error
+from aiordma.endpoint.keys import (
+    ANSWER_SIZE,
+    Claim,
+    Ends,
+    claims_key,
+    plain_hello,
+    removed_error,
+)
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.wire import HELLO_SIZE, Hello
 from aiordma.errors import (
@@ -715,7 +722,8 @@ async def _made(
             greeting = connection._await_greeting()
             private_data = link.common.hello(private_data, ANSWER_ROOM)
         if claim is not None:
-            private_data, proof = claim.answer(private_data, ends)
+            gid = b"" if link.context.is_iwarp else request.cm_id.local_gid
+            private_data, proof = claim.answer(private_data, Ends(*ends, gid))
             link.state.require_proof(proof)
             connection._facts["key_id"] = claim.key_id
         request.turn(link, functools.partial(_acted, request, connection, greeting))

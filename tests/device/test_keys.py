@@ -26,7 +26,7 @@ from aiordma import (
     ConnectRequest,
     Keys,
 )
-from aiordma.cm import EventChannel, EventType
+from aiordma.cm import ConnectionId, EventChannel, EventType
 from aiordma.endpoint import keys as protocol
 from aiordma.endpoint.wire import FRAME, FrameKind, Hello
 from aiordma.verbs import SGE
@@ -50,6 +50,19 @@ OLD, NEW = bytes(range(32)), bytes(range(32, 64))
 def keyed(**keys: bytes) -> ConnectionConfig:
     """A configuration with these keys."""
     return ConnectionConfig(keys=Keys(keys))
+
+
+def seen_by_client(cm_id: ConnectionId) -> protocol.Ends:
+    """Where the two sides are, as a client made by hand sees it."""
+    peer, own = ends_of(cm_id)
+    assert cm_id.context is not None
+    return protocol.Ends(own, peer, b"" if cm_id.context.is_iwarp else cm_id.peer_gid)
+
+
+def seen_by_listener(cm_id: ConnectionId) -> protocol.Ends:
+    """The same, as a listener made by hand sees it."""
+    assert cm_id.context is not None
+    return protocol.Ends(*ends_of(cm_id), b"" if cm_id.context.is_iwarp else cm_id.local_gid)
 
 
 async def refused(host: str, port: int, config: ConnectionConfig | None) -> AuthenticationError:
@@ -272,7 +285,7 @@ async def scribe(
             )
             proof = b""
             if request is None:
-                proof = pledge.check(event.private_data, ends_of(end.cm_id))
+                proof = pledge.check(event.private_data, seen_by_client(end.cm_id))
             yield Scribe(end, event.private_data, proof)
         finally:
             end.close()
@@ -347,7 +360,7 @@ async def test_a_recorded_handshake_is_of_no_use(address: str) -> None:
     async with guarded(address) as listener:
         pledge = protocol.Pledge(Keys({"a": OLD}), hello())
         async with scribe(address, listener.port, Keys({"a": OLD}), pledge.request) as client:
-            proof = pledge.check(client.answer, ends_of(client.end.cm_id))
+            proof = pledge.check(client.answer, seen_by_client(client.end.cm_id))
             await client.say(GREETING + proof)
             server = await listener.accept()
         server.abort()
@@ -446,12 +459,15 @@ ANSWERS: dict[str, Answer] = {
     "a bit is wrong": _of(lambda data: _flip(data, len(data) - 1)),
     "terms were changed": _of(lambda data: data[:8] + b"\1\0" + data[10:]),
     "the nonce was changed": _of(lambda data: _flip(data, 21)),
-    "to another address": lambda claim, request, ends: claim.answer(
-        _SAID, (ends[0], ("10.9.9.9", ends[1][1]))
-    )[0],
-    "at another port": lambda claim, request, ends: claim.answer(
-        _SAID, (ends[0], (ends[1][0], ends[1][1] ^ 1))
-    )[0],
+    "to another address": lambda claim, request, ends: _right(
+        claim, request, ends._replace(client=("10.9.9.9", 7))
+    ),
+    "at another port": lambda claim, request, ends: _right(
+        claim, request, ends._replace(listener=(ends.listener[0], ends.listener[1] ^ 1))
+    ),
+    "with another GID": lambda claim, request, ends: _right(
+        claim, request, ends._replace(gid=b"another GID")
+    ),
     "reflected": lambda claim, request, ends: (
         claim.answer(_SAID, ends)[0][:-32] + claim.answer(_SAID, ends)[1]
     ),
@@ -474,7 +490,7 @@ async def answering(address: str, answer: Answer) -> AsyncIterator[ForeignListen
                     made.append(end)
                     claim = protocol.Claim.of(Keys({"a": OLD}), event.private_data)
                     assert claim is not None
-                    ends = ends_of(end.cm_id)
+                    ends = seen_by_listener(end.cm_id)
                     data = answer(claim, event.private_data, ends)
                     with contextlib.suppress(OSError):  # the client closes at once
                         await end.cm_id.accept(DEPTHS, private_data=data)

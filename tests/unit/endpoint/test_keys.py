@@ -20,6 +20,7 @@ from aiordma.endpoint.keys import (
     ANSWER_SIZE,
     REQUEST_SIZE,
     Claim,
+    Ends,
     Pledge,
     claims_key,
     plain_hello,
@@ -31,20 +32,20 @@ HELLO = Hello(3, 8, 5888, 65536, b"data").pack(56)
 ANSWER_HELLO = Hello(3, 4, 4096, 1024, b"").pack(196)
 NONCE, OTHER = b"c" * 16, b"l" * 16
 CLIENT, LISTENER = ("192.0.2.1", 40_000), ("192.0.2.2", 18_515)
+GID = bytes(range(100, 116))
+ENDS = Ends(CLIENT, LISTENER, GID)
 
 
 def sha(key: bytes, data: bytes) -> bytes:
     return hmac.new(key, data, hashlib.sha256).digest()
 
 
-def handshake(
-    ours: Keys, theirs: Keys, *, at: tuple[str, int] = LISTENER, by: tuple[str, int] = CLIENT
-) -> tuple[Pledge, Claim, bytes, bytes]:
+def handshake(ours: Keys, theirs: Keys, ends: Ends = ENDS) -> tuple[Pledge, Claim, bytes, bytes]:
     """The client's side, the listener's, the answer, and the proof that the listener expects."""
     pledge = Pledge(ours, HELLO, NONCE)
     claim = Claim.of(theirs, pledge.request + bytes(7))
     assert claim is not None
-    answer, expected = claim.answer(ANSWER_HELLO, (by, at), OTHER)
+    answer, expected = claim.answer(ANSWER_HELLO, ends, OTHER)
     return pledge, claim, answer, expected
 
 
@@ -67,13 +68,13 @@ def test_the_bytes_are_as_docs_wire_says() -> None:
     transcript = (
         struct.pack("!H", len(request)) + request + struct.pack("!H", len(said)) + said
         + mapped + bytes([192, 0, 2, 1]) + mapped + bytes([192, 0, 2, 2])
-        + struct.pack("!H", 18_515)
+        + struct.pack("!H", 18_515) + GID
     )  # fmt: skip
     proof = sha(listener_key, transcript)
     assert answer == said + proof
     assert len(answer) == len(ANSWER_HELLO) + ANSWER_SIZE == len(ANSWER_HELLO) + 49
     assert expected == sha(client_key, transcript + proof)
-    assert pledge.check(answer + bytes(100), (LISTENER, CLIENT)) == expected
+    assert pledge.check(answer + bytes(100), ENDS) == expected
     assert pledge.key_id == claim.key_id == "2026-11"
 
 
@@ -87,8 +88,8 @@ def test_fixed_vectors() -> None:
 
 VECTORS = (
     "f85ed200a33b46c3",
-    "5b2275c5ac04e782d04c136877628a8f76386780a4eaa35799be9a1d2e98de09",
-    "4c4e12884139fa87dd97c1998242afc9976d2f0ca0e0e566a70d949bdfd4f9cf",
+    "4b3aa2d85ab5736f87ef672da92c00c72fafdd174ff11a197a2858d1d04fecda",
+    "192ece64416a92d83c9e41a52da95273fe79069d72b5ef8bd7ecef665bb81787",
 )
 
 
@@ -115,7 +116,7 @@ def test_no_two_handshakes_are_the_same() -> None:
     assert len(requests) == 100
     claim = Claim.of(keys, requests.pop())
     assert claim is not None
-    answers = {claim.answer(ANSWER_HELLO, (CLIENT, LISTENER)) for _ in range(100)}
+    answers = {claim.answer(ANSWER_HELLO, ENDS) for _ in range(100)}
     assert len({proof for _, proof in answers}) == len(answers) == 100
 
 
@@ -132,7 +133,7 @@ def test_a_client_uses_its_first_key_and_a_listener_takes_all() -> None:
     assert Pledge(both, HELLO).key_id == "new"
     for keys in ({"new": SECRET}, {"old": SECRET[::-1]}):
         pledge, claim, answer, expected = handshake(Keys(keys), both)
-        assert pledge.check(answer, (LISTENER, CLIENT)) == expected
+        assert pledge.check(answer, ENDS) == expected
         assert claim.key_id == pledge.key_id
     both.replace({"new": SECRET})
     assert both.ids == ("new",)
@@ -145,13 +146,13 @@ def test_a_handshake_under_way_ends_with_its_key() -> None:
     pledge, claim, answer, expected = handshake(ours, theirs)
     for keys in (ours, theirs):
         keys.replace({"new": SECRET, **old})
-    assert pledge.check(answer, (LISTENER, CLIENT)) == expected
+    assert pledge.check(answer, ENDS) == expected
     assert claim.stands
     for keys in (ours, theirs):
         keys.replace({"old": SECRET})
     assert not claim.stands
     with pytest.raises(AuthenticationError, match="key 'old' was removed"):
-        pledge.check(answer, (LISTENER, CLIENT))
+        pledge.check(answer, ENDS)
 
 
 @given(st.data())
@@ -160,7 +161,7 @@ def test_any_change_of_the_answer_is_noticed(data: st.DataObject) -> None:
     at, bit = data.draw(st.integers(0, len(answer) - 1)), data.draw(st.integers(0, 7))
     changed = answer[:at] + bytes([answer[at] ^ 1 << bit]) + answer[at + 1 :]
     with pytest.raises(AuthenticationError):
-        pledge.check(changed, (LISTENER, CLIENT))
+        pledge.check(changed, ENDS)
 
 
 @given(st.data())
@@ -173,22 +174,24 @@ def test_any_change_of_the_request_is_noticed(data: st.DataObject) -> None:
     changed = changed[:at] + bytes([changed[at] ^ 1 << bit]) + changed[at + 1 :]
     if not claims_key(changed) or (claim := Claim.of(keys, changed)) is None:
         return
-    answer, _ = claim.answer(ANSWER_HELLO, (CLIENT, LISTENER))
+    answer, _ = claim.answer(ANSWER_HELLO, ENDS)
     with pytest.raises(AuthenticationError):
-        pledge.check(answer, (LISTENER, CLIENT))
+        pledge.check(answer, ENDS)
 
 
 @pytest.mark.parametrize(
     "ends",
     [
-        (("192.0.2.3", 18_515), CLIENT),
-        (("192.0.2.2", 18_516), CLIENT),
-        (LISTENER, ("192.0.2.9", 40_000)),
-        (CLIENT, LISTENER),
-        (None, CLIENT),
+        ENDS._replace(listener=("192.0.2.3", 18_515)),
+        ENDS._replace(listener=("192.0.2.2", 18_516)),
+        ENDS._replace(client=("192.0.2.9", 40_000)),
+        Ends(LISTENER, CLIENT, GID),
+        ENDS._replace(listener=None),
+        ENDS._replace(gid=bytes(16)),
+        ENDS._replace(gid=GID[:-1] + b"x"),
     ],
 )
-def test_a_handshake_is_of_its_addresses_alone(ends: Any) -> None:
+def test_a_handshake_is_of_its_ends_alone(ends: Ends) -> None:
     pledge, _, answer, _ = handshake(Keys({"a": SECRET}), Keys({"a": SECRET}))
     with pytest.raises(AuthenticationError):
         pledge.check(answer, ends)
@@ -196,10 +199,9 @@ def test_a_handshake_is_of_its_addresses_alone(ends: Any) -> None:
 
 def test_two_forms_of_an_address_are_the_same() -> None:
     for one, other in (("192.0.2.2", "::ffff:192.0.2.2"), ("fe80::1%eth0", "fe80::1%ib7")):
-        pledge, _, answer, expected = handshake(
-            Keys({"a": SECRET}), Keys({"a": SECRET}), at=(one, 7)
-        )
-        assert pledge.check(answer, ((other, 7), (CLIENT[0], 1))) == expected
+        keys, gid = Keys({"a": SECRET}), b""
+        pledge, _, answer, expected = handshake(keys, keys, Ends(CLIENT, (one, 7), gid))
+        assert pledge.check(answer, Ends((CLIENT[0], 1), (other, 7), bytes(16))) == expected
 
 
 def test_a_proof_of_one_side_is_none_of_the_other() -> None:
@@ -215,7 +217,7 @@ def test_any_private_data_are_a_claim_or_not(data: bytes) -> None:
     if claims_key(data):
         Claim.of(Keys({"a": SECRET}), data)
     with pytest.raises(AuthenticationError):
-        Pledge(Keys({"a": SECRET}), HELLO).check(data, (LISTENER, CLIENT))
+        Pledge(Keys({"a": SECRET}), HELLO).check(data, ENDS)
     plain_hello(data)
 
 
