@@ -115,6 +115,7 @@ class Memory(Uncopied):
         device: The device, or its name, if the machine has several.
         trusted: Rights to all of the memory that the program grants to every peer, for adapters
             that do not guard parts: REMOTE_READ, REMOTE_WRITE, REMOTE_ATOMIC or several of them.
+            Software iWARP grants them also to a peer that has not yet proved its key.
             On such an adapter a lease with any other right is refused, and unless REMOTE_READ is
             included, a large message is registered separately.  It has no effect where `guarded`
             is true.

@@ -29,7 +29,7 @@ from aiordma import (
 from aiordma.cm import ConnectionId, EventChannel, EventType
 from aiordma.endpoint import keys as protocol
 from aiordma.endpoint.wire import FRAME, FrameKind, Hello
-from aiordma.verbs import SGE
+from aiordma.verbs import SGE, Access
 from aiordma_softroce.network import ADDRESS_V6
 from tests.device.foreign import DEPTHS, Foreign, ForeignListener, foreign_listener
 from tests.device.meeting import are_alive, meet, part
@@ -368,6 +368,42 @@ async def test_a_recorded_handshake_is_of_no_use(address: str) -> None:
         async with scribe(address, listener.port, Keys({"a": OLD}), pledge.request) as client:
             await client.say(GREETING + proof)
             await until(lambda: listener.denied == 1)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_who_has_proved_nothing_reaches_no_memory(
+    address: str, is_siw: bool, shared: bool
+) -> None:
+    """Not even that of another connection whose name it knows, in the domain of all."""
+    # As of `Memory`: software iWARP knows neither windows nor rights of queue pairs.
+    open_to_all = is_siw and shared
+    async with contextlib.AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        await enter(asyncio.timeout(LIMIT_S))
+        memory = None
+        if shared:
+            rights = Access.REMOTE_READ | Access.REMOTE_WRITE
+            memory = await enter(aiordma.Memory(bytearray(b"own " * 1024), trusted=rights))
+        listener = await enter(aiordma.listen(address, 0, config=keyed(a=OLD), memory=memory))
+        client, server = await meet(listener, address, config=keyed(a=OLD))
+        lent = bytearray(b"own " * 1024) if memory is None else memory[:]
+        async with server.expose(lent, read=True, write=True) as remote:
+            got = []
+            for operation in ("read", "write"):
+                async with scribe(address, listener.port, Keys({"a": OLD})) as thief:
+                    thief.end.mr.view[:4] = b"evil"
+                    with contextlib.suppress(CompletionError):
+                        await getattr(thief.end.qp, operation)(
+                            SGE(thief.end.mr, 0, 4), remote.addr, remote.rkey
+                        )
+                    got.append(bytes(thief.end.mr.view[:4]))
+            assert got[0] == (b"own " if open_to_all else b"evil")
+            into = bytearray(4)
+            await client.read(remote, into)
+            while open_to_all and into != bytearray(b"evil"):  # within the time of the test
+                await client.read(remote, into)
+            assert bytes(into) == (b"evil" if open_to_all else b"own ")
+        await part(client, server)
 
 
 @pytest.mark.parametrize("cut", [1, 16, 24])
