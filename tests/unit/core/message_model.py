@@ -19,6 +19,7 @@ MOST_REVOKING, MOST_REVOKED = 8, 1024
 REQUESTS = 0x80  # of DATA: the first frame of requests
 LANDING_SHIFT = 3
 NUMBER_SHIFT, NUMBERS = 4, 16  # of the first byte of a frame
+SHUT = b"no frame opens this gate"
 SINGLE = (PONG, PING, CREDIT, END, ABORT)  # the order in which they go
 
 
@@ -43,6 +44,8 @@ class Model:
         self.out: list[tuple[Any, ...]] = []
         self.violation: str | None = None
         self.numbered, self.frames_in = numbered, 0
+        self.gate = b""  # the proof that the first frame has to have; or SHUT; empty: none
+        self.proving = b""  # of this side, which the next CREDIT has
         self.said: set[int] = set()  # by the peer
         self.requests: set[int] = set()  # slots of messages from which on requests come
         self.requesting = False  # the next message is the first of these
@@ -110,7 +113,13 @@ class Model:
             self.freed = False
             self.open.add(self.landing)
             flags |= FREE
+        if kind == CREDIT:
+            body, self.proving = self.proving, b""
         self.unposted.append(("send", kind, flags, credits, imm, argument, body))
+
+    def prove(self, proof: bytes) -> None:
+        """The peer has proved itself, and expects the proof of this side."""
+        self.gate, self.proving = b"", proof
 
     def flush(self) -> None:
         self.out += self.unposted
@@ -248,6 +257,11 @@ class Model:
         self.requests.discard(slot)
         if self.violation is not None:
             return
+        if self.gate:
+            if word is not None or data[:1] != bytes([CREDIT]) or data[16:] != self.gate:
+                self.violation = "proof"
+                return
+            self.gate = b""
         if word is None and len(data) < 16:
             self.violation = "short"
             return

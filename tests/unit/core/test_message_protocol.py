@@ -18,6 +18,7 @@ import pytest
 
 from aiordma._core import (
     EVENT_FRAMES,
+    PROOF_SIZE,
     SUB_NOTED,
     SUB_OPERATE,
     SUB_RECV,
@@ -52,6 +53,7 @@ from .message_model import (
     RENDEZVOUS,
     REQUESTS,
     REVOKED,
+    SHUT,
     WRITTEN,
     Model,
 )
@@ -67,7 +69,7 @@ WORDS = {
     "kind": "message kind", "bare": "an immediate that announces",
     "done": "more answers", "size": "of at most", "order": "are missing",
     "write": "a write with an immediate", "number": "came twice, or is missing",
-    "turn": "twice, or out of order", "note": "a note of a write",
+    "turn": "twice, or out of order", "note": "a note of a write", "proof": "does not prove",
 }  # fmt: skip
 
 
@@ -140,6 +142,17 @@ class Case:
         self.noted = 0  # notes that were taken
         self.taken: list[int] = []  # slots of messages that the program has
         self.receives = receives
+        keys = Random(f"{seed} keys")
+        self.proof, self.impostor = keys.randbytes(PROOF_SIZE), keys.random() < 0.3
+        self.before_proof = 0  # steps until the peer has proved itself
+        self.gated = False  # whether the peer has to prove itself in a frame
+        match keys.randrange(6):
+            case 0:  # a listener
+                self.model.gate, self.gated = self.proof, True
+                state.require_proof(self.proof)
+            case 1:  # a client, whose answer is on its way
+                self.model.gate, self.before_proof = SHUT, keys.randrange(1, 6)
+                state.require_proof(None)
 
     def _call_soon(self, state: MessageState, events: int) -> None:
         assert (state, events) == (self.c, 0)
@@ -247,8 +260,20 @@ class Case:
 
     # The peer
 
+    def greeting(self) -> bytes:
+        """The first frame of a client with a key, or something else with its proof."""
+        rng, proof, kind = self.rng, self.proof, CREDIT
+        if self.impostor:
+            at = rng.randrange(PROOF_SIZE)
+            changed = proof[:at] + bytes([proof[at] ^ 1 << rng.randrange(8)]) + proof[at + 1 :]
+            proof = rng.choice((proof, changed, proof[:-1], proof + b"x", b""))
+            kind = rng.randrange(1, 10) if proof is self.proof else CREDIT
+        return FRAME.pack(kind, rng.choice((0, 1)), rng.choice((0, 3)), 0, 0) + proof
+
     def frame(self) -> bytes:
         rng, model = self.rng, self.model
+        if model.gate and rng.random() < 0.9:
+            return self.greeting()
         returned = rng.choice((0, 0, 1, 3))
         if rng.random() < self.malice:
             if rng.random() < 0.2:
@@ -306,6 +331,11 @@ class Case:
 
     def step(self) -> None:
         rng, c, model = self.rng, self.c, self.model
+        if self.before_proof:
+            self.before_proof -= 1
+            if not self.before_proof:
+                model.prove(self.proof)
+                c.prove(self.proof)
         match rng.randrange(12):
             case 0 | 1 | 2 if self.posted:
                 ready = model.open and model.unused > 0 and not model.missing
@@ -508,6 +538,8 @@ def test_c_does_what_the_model_does() -> None:
         seen["joined"] += case.joined
         seen["landed"] += case.landed
         seen["noted"] += case.noted
+        seen["proved"] += case.model.frames_in > 0 and case.gated and not case.model.gate
+        seen["proof sent"] += any(item[-1] == case.proof for item in case.out)
         seen.update(f"sent {item[1]}" for item in case.out if item[0] == "send")
     print(seen)
     # A generator that never gets anywhere would show nothing.
@@ -518,6 +550,8 @@ def test_c_does_what_the_model_does() -> None:
         "joined",
         "landed",
         "noted",
+        "proved",
+        "proof sent",
         *(f"sent {kind}" for kind in (CREDIT, DATA, BARE, WRITTEN, DONE, PING, PONG, END, NOTE)),
     ):
         assert seen[what], (what, seen)
