@@ -114,6 +114,25 @@ async def test_requests_are_served_to_clients_with_the_key(address: str) -> None
             assert bytes(await pool.request(b"abc")) == b"cba"
 
 
+async def test_a_pool_goes_on_trying_until_it_has_the_key(address: str) -> None:
+    async def answer(request: aiordma.Request) -> bytes:
+        return bytes(request.body)[::-1]
+
+    keys = Keys({"a": NEW})
+    config = ConnectionConfig(keys=keys)
+    async with (
+        asyncio.timeout(LIMIT_S),
+        aiordma.serve_requests(answer, address, 0, config=keyed(a=OLD)) as server,
+        aiordma.Pool(address, server.port, config=config, timeout=0.5, max_pause=0.1) as pool,
+    ):
+        with pytest.raises(TimeoutError) as caught:
+            await pool.request(b"abc")
+        assert isinstance(caught.value.__cause__, AuthenticationError)
+        keys.replace({"a": OLD})
+        await pool.wait(LIMIT_S)
+        assert bytes(await pool.request(b"abc")) == b"cba"
+
+
 @pytest.mark.parametrize(
     ("theirs", "ours", "words"),
     [
