@@ -228,6 +228,22 @@ async def test_a_key_that_is_removed_connects_nobody_any_more(address: str) -> N
             assert listener.denied == 2
 
 
+async def test_a_key_that_is_removed_before_the_program_answers(address: str) -> None:
+    keys = Keys({"a": OLD})
+    async with (
+        asyncio.timeout(LIMIT_S),
+        aiordma.listen(address, 0, config=ConnectionConfig(keys=keys)) as listener,
+    ):
+        requests = listener.requests()
+        async with beside(refused(address, listener.port, keyed(a=OLD))) as refusing:
+            request = await anext(requests)
+            keys.replace({"b": NEW})
+            with pytest.raises(AuthenticationError, match="key 'a' was removed"):
+                await request.accept()
+            await refusing
+        assert listener.denied == 1
+
+
 async def test_a_program_that_answers_by_hand_sees_the_key(address: str) -> None:
     async with (
         asyncio.timeout(LIMIT_S),
