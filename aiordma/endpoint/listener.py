@@ -360,7 +360,9 @@ class Listener(Uncopied):
                 why = "authorize has raised"
                 if self._tracebacks.may_log(request.peername):
                     _log.exception("authorize of %r has raised: the client is refused", self)
-        if not request.answered:
+        if request.answered:
+            request.deny(RefusalReason.DENIED, why)
+        else:
             request.refuse(reason, why)
         raise PermissionError(errno.EACCES, why)
 

@@ -853,6 +853,7 @@ async def test_an_authorize_that_fails_refuses_and_the_listener_goes_on(
         with pytest.raises(ConnectionRejectedError, match=words) as caught:
             await connecting
         assert caught.value.private_data == (b"go away" if authorize is _rejects else b"")
+        assert listener.denied == (authorize is not _forever)
         await are_alive(ends)
         await part(*ends)
     errors = [each for each in caplog.records if each.levelno == logging.ERROR]
