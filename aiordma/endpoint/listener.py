@@ -104,7 +104,8 @@ def listen(
         ipv6_only: Whether to accept only IPv6 clients.
         limits: Limits of the connections and memory that clients may hold; see docs/limits.md.
         allow: Networks and addresses whose clients may connect, as in `["10.0.0.0/8", "fd00::/8"]`;
-            None: all may.  A client is refused before anything is allocated for it.
+            None: all may.  A client is refused before anything is allocated for it.  On
+            InfiniBand a client can choose its address: see docs/security.md.
         deny: Networks and addresses whose clients may not connect, although they are in `allow`.
         authorize: Called with the `ConnectRequest` of each client that is not refused before, as a
             function or a coroutine function: whether the client may connect.  Each call has
