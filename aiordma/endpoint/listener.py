@@ -59,7 +59,7 @@ from aiordma.link.tally import Operation, peer_attributes
 from aiordma.logs import log_of
 from aiordma.loop import fork, registry
 from aiordma.loop.limit import Limit
-from aiordma.loop.running import check_loop, check_thread, from_finalizer
+from aiordma.loop.running import check_loop, check_thread, from_finalizer, is_canceled
 from aiordma.loop.steps import Steps
 from aiordma.loop.uncopied import Uncopied
 from aiordma.loop.wait_line import WaitLine
@@ -352,9 +352,8 @@ class Listener(Uncopied):
                 msg = f"authorize has to return True or False, not {type(allowed).__name__}"
                 raise TypeError(msg)
         except (Exception, asyncio.CancelledError) as exc:
-            task = asyncio.current_task()
-            if isinstance(exc, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise  # this task was canceled, and not one that the program has awaited
+            if isinstance(exc, asyncio.CancelledError) and is_canceled():
+                raise
             if limit.expired and isinstance(exc, TimeoutError):
                 reason, why = RefusalReason.TIMEOUT, f"authorize took over {limit.seconds} s"
             else:

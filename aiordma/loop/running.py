@@ -5,7 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-__all__ = ["check_loop", "check_thread", "from_finalizer", "resumes_tasks", "running_loop"]
+__all__ = [
+    "is_canceled",
+    "check_loop",
+    "check_thread",
+    "from_finalizer",
+    "resumes_tasks",
+    "running_loop",
+]
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
@@ -70,3 +77,13 @@ def from_finalizer(loop: asyncio.AbstractEventLoop, function: Callable[[], None]
             function()
     else:
         function()
+
+
+def is_canceled() -> bool:
+    """Whether the running task is being canceled.
+
+    A CancelledError that is raised in another task was not meant for it: something that the program
+    has awaited there was canceled, and so it is an error like any other.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

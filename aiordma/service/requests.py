@@ -24,6 +24,7 @@ from aiordma.errors import RdmaError, RequestError, RequestRefusedError
 from aiordma.link import tally
 from aiordma.link.limits import ListenerLimits
 from aiordma.link.log_share import LogShare
+from aiordma.loop.running import is_canceled
 from aiordma.memory.shared import Memory
 from aiordma.requests.served import STOPPING, Request, Served
 from aiordma.service.server import Server, checked, serve, started
@@ -260,14 +261,15 @@ class _Handlers:
                     await _reply(connection, request, answer, tracebacks)
                 elif (rest := request._rest_of(sent)) is not None:
                     await rest
-        except asyncio.CancelledError:
-            if not request.canceled:
-                text = "the server stopped while it served the request"
-                _fail(request, RequestError(text, remote_type="CancelledError", remote_text=text))
-            raise
         except RequestError as exc:
             _fail(request, exc)
-        except Exception as exc:
+        except (Exception, asyncio.CancelledError) as exc:
+            if isinstance(exc, asyncio.CancelledError) and is_canceled():
+                if not request.canceled:
+                    text = "the server stopped while it served the request"
+                    error = RequestError(text, remote_type="CancelledError", remote_text=text)
+                    _fail(request, error)
+                raise
             if isinstance(exc, RdmaError) and connection.is_closing():
                 _log.debug("%r of %r: %s", request, connection, exc)  # of each request that it had
             elif tracebacks.may_log(connection.get_extra_info("peername")):

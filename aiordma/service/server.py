@@ -31,7 +31,7 @@ from aiordma.errors import ConnectionEndedError, RdmaError, ResourceClosedError
 from aiordma.link.limits import ListenerLimits
 from aiordma.link.log_share import LogShare
 from aiordma.logs import FOR_ALL, log_of
-from aiordma.loop.running import check_loop, check_thread
+from aiordma.loop.running import check_loop, check_thread, is_canceled
 from aiordma.loop.uncopied import Uncopied
 from aiordma.memory.shared import Memory
 
@@ -213,7 +213,9 @@ class Server(Uncopied):
                     _log.info("%r: %s", connection, exc)
                 else:
                     self._look_at(result, connection)
-        except Exception:
+        except (Exception, asyncio.CancelledError) as exc:
+            if isinstance(exc, asyncio.CancelledError) and is_canceled():
+                raise
             if self._tracebacks.may_log(connection.get_extra_info("peername")):
                 _log.exception("the handler of %r has raised", connection)
 

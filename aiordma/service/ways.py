@@ -25,6 +25,7 @@ from typing import Any
 from aiordma.arguments import check_kind
 from aiordma.cm.address import Address, check_address, check_port
 from aiordma.loop.limit import Limit
+from aiordma.loop.running import is_canceled
 from aiordma.service.way import Way
 
 __all__ = ["Naming", "Ways", "addresses_of", "rails_of"]
@@ -97,10 +98,8 @@ class Ways:
                     named = await named
             address = _checked(named, "the function that names the address of the pool")
         except asyncio.CancelledError as exc:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_canceled():
                 raise
-            # Not this task was canceled, but one that the function has awaited.
             error = RuntimeError("the function that names the address of the pool was canceled")
             self._source.failed(error, now, now)
             raise error from exc

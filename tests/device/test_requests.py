@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -353,6 +354,34 @@ async def test_at_the_end_of_a_server_handlers_finish_or_are_refused(address: st
         await stopping
         with pytest.raises(aiordma.ConnectionLostError):
             await client.request(b"?")
+
+
+@pytest.mark.parametrize("kind", ["requests", "messages"])
+async def test_a_handler_that_awaits_what_is_canceled_has_raised(
+    address: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own task is not canceled, and nothing stops."""
+
+    async def fails(_: object) -> None:
+        other = asyncio.create_task(asyncio.Event().wait())
+        asyncio.get_running_loop().call_soon(other.cancel)
+        await other
+
+    async with contextlib.AsyncExitStack() as stack:
+        serve = aiordma.serve_requests if kind == "requests" else aiordma.serve
+        server = await stack.enter_async_context(serve(fails, address, 0))
+        client = await stack.enter_async_context(aiordma.connect(address, server.port))
+        async with asyncio.timeout(LIMIT_S):
+            if kind == "requests":
+                with pytest.raises(aiordma.RequestError) as told:
+                    await client.request(b"?")
+                assert told.value.remote_type == "CancelledError"
+                assert "stopped" not in str(told.value)
+            else:
+                with pytest.raises(aiordma.ConnectionLostError):
+                    await client.recv()
+    assert "the handler of" in caplog.text
+    assert "has raised" in caplog.text
 
 
 async def test_a_stopping_server_refuses_what_no_handler_has_begun_with(address: str) -> None:
