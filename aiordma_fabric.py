@@ -48,8 +48,10 @@ _STATUS_USAGE, _STATUS_FAILED, _STATUS_NOT_EXECUTABLE, _STATUS_NOT_FOUND = 2, 12
 _DESCRIPTION = """\
 Run a command over the fabric: RDMA in memory, between the threads and processes of the command,
 without an adapter, without the kernel's RDMA, and without privileges. The command sees libibverbs
-and librdmacm as programs know them, and behind them an adapter with the address 127.0.0.1
-(AIORDMA_FABRIC_ADDR). Each run is a fabric of its own."""
+and librdmacm as programs know them, and behind them an adapter. Each run is a fabric of its own.
+
+The adapter has the address 10.80.0.1, as that of softroce has, and 127.0.0.1 (AIORDMA_FABRIC_ADDR)
+for programs that use TCP at the same address. No real adapter has 127.0.0.1."""
 
 _EPILOG = """\
 exit status: that of the command; 127 not found; 126 not executable; 125 the fabric failed; 2 wrong

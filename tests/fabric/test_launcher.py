@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from aiordma_fabric import profiles
+from aiordma_softroce.network import ADDRESS
 from tests.fabric.launching import LIMIT_S, gone, launch, launched, outside
 
 #: Prints what a command is told.
@@ -134,6 +136,12 @@ def test_what_the_command_is_told() -> None:
         "127.0.0.1",
         "127.0.0.2",
     )
+
+
+def test_the_help_begins_with_an_address_that_other_devices_have_too() -> None:
+    """No adapter but the fabric's has 127.0.0.1."""
+    named = re.findall(r"\d+\.\d+\.\d+\.\d+", launch("--help").stdout)
+    assert named[0] == ADDRESS
 
 
 def test_the_names_of_the_library_lead_to_one_file() -> None:
