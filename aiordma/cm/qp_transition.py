@@ -38,7 +38,7 @@ class QPPolicy:
         min_rnr_timer: Code of the delay asked from a sender when no receive is posted
             (`verbs.rnr_timer.RNR_TIMERS_MS`). The default means 0.64 ms, and the connection
             manager's own 0, which None leaves, 655 ms. With the peer's `rnr_retry_count` it says
-            how long a receive may be late; see docs/connecting.md.
+            how long a receive may be late; see docs/posting.md.
         max_dest_rd_atomic: Upper bound for the peer's reads served at a time.
         max_rd_atomic: Upper bound for own reads under way at a time.
     """
