@@ -54,14 +54,15 @@ def test_the_first_program(tmp_path: Path, address: str, is_siw: bool) -> None:
 async def test_its_server_outlives_a_client_that_aborts(address: str) -> None:
     scope: dict[str, Any] = {}
     exec(blocks("One program")[0].partition("async def main")[0], scope)
-    async with aiordma.listen(address, 0) as listener:
-        serving = asyncio.create_task(scope["serve"](listener))
-        conn = await aiordma.connect(address, listener.port)
-        await conn.send(b"hello")
-        assert bytes(await conn.recv()) == b"hello"
-        conn.abort()
-        async with asyncio.timeout(LIMIT_S):
-            await serving
+    async with aiordma.serve(scope["echo"], address, 0) as server, asyncio.timeout(LIMIT_S):
+        conn = await aiordma.connect(address, server.port)
+        for _ in range(2):
+            await conn.send(b"hello")
+            assert bytes(await conn.recv()) == b"hello"
+            conn.abort()
+            await conn.wait_closed()
+            conn = await aiordma.connect(address, server.port)
+        await conn.close()
 
 
 @pytest.mark.one_device
