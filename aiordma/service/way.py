@@ -205,7 +205,8 @@ class AddressStats:
         requests: Times that a request was sent there.
         lost: Connections that broke, or failed the check.
         errors: Attempts to connect that failed.
-        works: Whether the last attempt succeeded, and its connections have not all broken since.
+        works: False from a failed attempt, or from the end of the last connection, until a connect
+            succeeds.  True before the first attempt: that the server is there is not known yet.
         last_error: The last failure, unless a connect has succeeded since.
     """
 
