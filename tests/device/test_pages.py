@@ -137,3 +137,26 @@ def test_a_client_without_a_route_tries_again(tmp_path: Path) -> None:
     finally:
         client.kill()
         client.communicate()
+
+
+def test_a_subscriber_that_cannot_be_added_is_told_why(tmp_path: Path, address: str) -> None:
+    """The programs of fan-out.md, with a subscriber that has forgotten its `recv_depth`."""
+    files = {block.name: block.text for block in blocks("fan-out.md") if block.name}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text.replace("recv_depth=1", ""))
+    publisher = subprocess.Popen(
+        [sys.executable, "publisher.py", address],
+        cwd=tmp_path, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert publisher.stdout is not None
+        assert publisher.stdout.readline().startswith("listening on")
+        done = subprocess.run(
+            [sys.executable, "subscriber.py", address],
+            cwd=tmp_path, capture_output=True, check=False, text=True, timeout=LIMIT_S,
+        )  # fmt: skip
+    finally:
+        publisher.kill()
+        publisher.communicate()
+    assert done.returncode == 1
+    assert "with ConnectionConfig(recv_depth=1)" in done.stderr.splitlines()[-1]
