@@ -190,7 +190,8 @@ ERRNO_HINTS: dict[tuple[str, int], str] = {
     ("rdma_create_event_channel", errno.EPERM): NO_PERMISSION,
     ("rdma_create_event_channel", errno.ENODEV): "no RDMA device can be reached: "
     "`aiordma doctor`; without one `aiordma-fabric -- COMMAND` runs a program in memory, and "
-    "`python -m aiordma_softroce -- COMMAND` on a software adapter",
+    "`python -m aiordma_softroce -- COMMAND` on a software adapter, after `pip install "
+    "aiordma-softroce`, or in a checkout `pip install ./softroce`",
     ("rdma_create_event_channel", errno.ENOENT): "`modprobe rdma_ucm`, or map it into a container",
     ("rdma_bind_addr", errno.EADDRNOTAVAIL): "no interface of this host has the address",
     ("rdma_bind_addr", errno.EADDRINUSE): "another listener has this port",

@@ -134,7 +134,8 @@ def _why_no_device() -> str | None:
         return (
             "no RDMA device: the kernel lists none in /sys/class/infiniband; for a software "
             "device: `modprobe rdma_rxe && rdma link add rxe0 type rxe netdev NETDEV`; without "
-            "root: `python -m aiordma_softroce -- COMMAND`; in memory, for tests: "
+            "root: `python -m aiordma_softroce -- COMMAND`, after `pip install aiordma-softroce`, "
+            "or in a checkout `pip install ./softroce`; in memory, for tests: "
             "`aiordma-fabric -- COMMAND`, `pytest --fabric`"
         )
     if not any(device_nodes.FOLDER.glob("uverbs*")):

@@ -313,4 +313,5 @@ def test_a_loop_that_connects_again_catches_os_errors(error: OSError) -> None:
 def test_the_first_error_of_a_newcomer_names_the_software_device() -> None:
     error = os_error(errno.ENODEV, "rdma_create_event_channel")
     assert "python -m aiordma_softroce -- COMMAND" in error.hint
+    assert "pip install aiordma-softroce" in error.hint
     assert error.hint in str(error)
