@@ -152,7 +152,7 @@ async def test_with_a_server_that_ends_each_connection(address: str) -> None:
 
 async def test_with_a_server_of_requests(address: str) -> None:
     async def answer(request: aiordma.Request) -> bytes:
-        return bytes(request)
+        return bytes(request.body)
 
     async with aiordma.serve_requests(answer, address, 0) as server:
         words = ("doctor", "--json", *SHORT, "--port", str(server.port), address)
