@@ -67,6 +67,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if chosen[item]]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[Any]:
+    """Keep the collector off what the tests of a file leave to the rest of the run.
+
+    pytest keeps their reports, and libraries what they were imported for: hundreds of tests
+    collect garbage, and would look through all of it.
+    """
+    result = yield
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()  # nobody thaws: that would bring back what was frozen after the collection
+    return result
+
+
 def _parameters(item: pytest.Item) -> Iterable[object]:
     spec = getattr(item, "callspec", None)
     return () if spec is None else spec.params.values()

@@ -33,15 +33,6 @@ SEEDS = range(12)
 OVER = (ConnectionLostError, ConnectionEndedError, ResourceClosedError)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_collector() -> Iterator[None]:
-    """What these tests did not make takes long to look at."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(autouse=True)
 def nothing_goes_wrong_in_silence(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What the collector cannot raise it reports."""

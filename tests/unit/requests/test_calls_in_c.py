@@ -266,22 +266,19 @@ async def test_numbers_wrap_in_c() -> None:
 async def test_the_collector_may_run_at_any_step() -> None:
     gc.collect()
     gc.freeze()
-    try:
-        with eager_collector():
-            async with served() as wire:
-                client = wire.ends[0]
-                tasks = [asyncio.create_task(client.request(bytes([n]))) for n in range(12)]
-                await settle(2)
-                for task in tasks[::3]:
-                    task.cancel()
-                ends = await asyncio.gather(*tasks, return_exceptions=True)
-                for number, end in enumerate(ends):
-                    assert isinstance(end, Message | asyncio.CancelledError), end
-                    if isinstance(end, Message):
-                        assert bytes(end) == bytes([number])
-                assert bytes(await client.request(b"?")) == b"?"
-    finally:
-        gc.unfreeze()
+    with eager_collector():
+        async with served() as wire:
+            client = wire.ends[0]
+            tasks = [asyncio.create_task(client.request(bytes([n]))) for n in range(12)]
+            await settle(2)
+            for task in tasks[::3]:
+                task.cancel()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+            for number, end in enumerate(ends):
+                assert isinstance(end, Message | asyncio.CancelledError), end
+                if isinstance(end, Message):
+                    assert bytes(end) == bytes([number])
+            assert bytes(await client.request(b"?")) == b"?"
 
 
 async def test_bytes_are_looked_at_when_no_other_code_can_run_any_more() -> None:

@@ -689,17 +689,14 @@ async def test_c_does_what_python_does(seed: int, monkeypatch: pytest.MonkeyPatc
 async def test_the_collector_may_run_at_any_step_of_a_server() -> None:
     gc.collect()
     gc.freeze()
-    try:
-        with eager_collector():
-            wire = await narrow()
-            serving = await begun(wire, _echo)
-            asking = [asyncio.create_task(wire.ends[0].request(bytes([n]))) for n in range(12)]
-            await wire.run()
-            assert [bytes(await task) for task in asking] == [bytes([n]) for n in range(12)]
-            assert held_of(served_of(wire)) == NOTHING
-            await ended(wire, serving)
-    finally:
-        gc.unfreeze()
+    with eager_collector():
+        wire = await narrow()
+        serving = await begun(wire, _echo)
+        asking = [asyncio.create_task(wire.ends[0].request(bytes([n]))) for n in range(12)]
+        await wire.run()
+        assert [bytes(await task) for task in asking] == [bytes([n]) for n in range(12)]
+        assert held_of(served_of(wire)) == NOTHING
+        await ended(wire, serving)
 
 
 @pytest.mark.one_loop
