@@ -1,6 +1,7 @@
 # The commands of the repository. Each sets up what it needs; a second run skips what is done.
 #
 #   make demo [FILE=PATH]    the whole thing at work, on a real RDMA stack in a User-Mode Linux
+#   make unit [PYTEST="-k name"]    most unit tests, in a minute: no device, no kernel
 #   make test [STAGES="unit lint"] [PYTEST="-k name"]
 #   make bench [RECORD=1] [ROUNDS=5]    aiordma beside programs in C, in counted time; docs/benchmarks.md
 #   make bench-check [RECORD=1] [ROUNDS=3]    the ordinary programs and a few more against tests/bench/recorded.json
@@ -29,13 +30,18 @@ export AIORDMA_SOFTROCE_INSTALL := 1
 SECONDS ?= 600
 NUMBER ?= 10000
 
-.PHONY: demo test mutate calibrate bench bench-check bench-many profile simulate fuzz programs wheel softroce-wheel test-kernels \
+.PHONY: demo unit test mutate calibrate bench bench-check bench-many profile simulate fuzz programs wheel softroce-wheel test-kernels \
     release-check lint docs \
     setup clean help
 
 demo:
 	@tools/setup demo
 	@$(SOFTROCE) --timeout 300 -- $(PY) examples/demo.py $(if $(FILE),--file "$(FILE)")
+
+# On one loop, and without what takes half of the time: `make test` runs all.
+unit:
+	@tools/setup unit
+	@$(PY) -m pytest -q -m "not slow" --unit-loop=asyncio $(PYTEST)
 
 test:
 	@tools/setup test --no-kernel
@@ -117,4 +123,4 @@ clean:
 	find aiordma softroce tests tools examples docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 help:
-	@sed -n '3,18s/^# \{0,1\}//p' Makefile
+	@sed -n '3,19s/^# \{0,1\}//p' Makefile

@@ -89,6 +89,7 @@ CONVENTIONS: dict[str, Any] = {
 VERBS = sorted({verb for verb, _ in error_words.ERRNO_HINTS} | {"ibv_post_send", "ibv_poll_cq"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("convention", CONVENTIONS)
 def test_b01_every_errno_of_every_convention(convention: str) -> None:
     for verb in VERBS:

@@ -14,6 +14,8 @@ import aiordma
 import aiordma.cm
 import aiordma.verbs
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -109,6 +109,7 @@ log.tell(logging.WARNING, "for all", extra=FOR_ALL)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "printed"),
     [

@@ -109,6 +109,7 @@ def _nameless() -> Iterator[str]:
                 yield f"{place}: {function.name}"
 
 
+@pytest.mark.slow
 def test_b01_no_limit_of_the_library_is_nameless() -> None:
     # The first is asyncio's own, for programs of the command line; of the second `dial` makes the
     # error.

@@ -29,6 +29,8 @@ from aiordma.metrics import serving
 
 from ..metrics.seen import seen
 
+pytestmark = pytest.mark.slow
+
 LIMIT_S = 60
 TOP = [sys.executable, "-m", "aiordma", "top"]
 

@@ -58,6 +58,8 @@ from .message_model import (
     Model,
 )
 
+pytestmark = pytest.mark.slow
+
 SEED = os.environ.get("AIORDMA_TEST_SEED", "20261123")
 CASES = 1000
 SLOT, SENDS, CONTROLS = 96, 4, 6

@@ -34,6 +34,8 @@ from ..rsocket.forms import post_of
 from ..rsocket.whole import Post, Whole
 from .completing import Completing, QueuePair, completion, fields
 
+pytestmark = pytest.mark.slow
+
 if load_error() is not None:
     pytest.skip(f"no compiled module: {load_error()}", allow_module_level=True)
 

@@ -11,6 +11,8 @@ import pytest
 
 from aiordma_softroce import kernel_build
 
+pytestmark = pytest.mark.slow
+
 PAGE = (Path(__file__).parents[3] / "docs/pytest.md").read_text()
 
 

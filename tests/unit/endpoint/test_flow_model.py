@@ -26,6 +26,8 @@ from ..conftest import run_on, settle
 from ..memory.fake_memory import FakeElastic, FakeRegion
 from .fabric import Wire, use_fake_regions
 
+pytestmark = pytest.mark.slow
+
 SLOT = 64
 EAGER = SLOT - 16
 

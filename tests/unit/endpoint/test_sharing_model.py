@@ -25,6 +25,8 @@ from ..memory.fake_memory import FakeElastic, FakeRegion
 from .fabric import Wire, use_fake_regions
 from .test_flow_model import EAGER, PROGRAM, SLOT, Program, check, do, finish
 
+pytestmark = pytest.mark.slow
+
 # Whole exchanges, which make windows grow, and a rival who makes them shrink.
 MORE = st.tuples(
     st.sampled_from(["exchange", "exchange", "send only", "rival", "squeeze", "relax"]),

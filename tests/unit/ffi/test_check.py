@@ -13,6 +13,8 @@ from aiordma import _ffi
 from aiordma._ffi import check, newer
 from aiordma._ffi.check import check_errno, check_minus_one, check_negative, check_pointer
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 OPERATIONS: dict[str, list[str]] = tomllib.loads(
     (Path(__file__).parent / "operations.toml").read_text()

@@ -276,6 +276,7 @@ def field_names(name: str) -> list[str]:
     return names
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("name", declared_structs())
 def test_struct_equals_the_header(name: str, tmp_path: Path) -> None:

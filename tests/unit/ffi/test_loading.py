@@ -13,6 +13,8 @@ import pytest
 from aiordma import _ffi
 from aiordma.errors import LibraryMissingError, RdmaError
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 
 # Placed before the code of a test: what happens on a machine where the module cannot be loaded.

@@ -7,7 +7,11 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from ..conftest import LIMIT_S
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 

@@ -21,7 +21,7 @@ from tests.rsocket_hostile import descriptor, number, private_data, right_word, 
 from . import forms
 from .whole import Post
 
-pytestmark = pytest.mark.usefixtures("form")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("form")]
 
 SEED = os.environ.get("AIORDMA_TEST_SEED", "20241121")
 CASES = 10_000

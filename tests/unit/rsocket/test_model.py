@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from .joined import Side, join, run_wire
 
-pytestmark = pytest.mark.usefixtures("form")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("form")]
 
 # (what, side, number)
 PROGRAM = st.lists(

@@ -7,7 +7,7 @@ import pytest
 from .joined import Side, join, pair, run_wire
 from .lone import DISCONNECT
 
-pytestmark = pytest.mark.usefixtures("form")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("form")]
 
 
 def test_the_trace_of_two_sides() -> None:
