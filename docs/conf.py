@@ -34,13 +34,19 @@ default_role = "py:obj"
 nitpicky = True
 #: References that may stay without a target: names in backticks, and names outside of aiordma.
 nitpick_ignore_regex = [("py:obj", ".*"), ("py:.*", r"(?!aiordma\.).*")]
-#: Types of results that programs use by their methods alone, type variables, the bounds of
-#: settings, and a base class that programs know by its builtin.
+#: Types of results and of private attributes, type variables, the bounds of settings, and base
+#: classes that programs know by their builtins.
 nitpick_ignore = [
     ("py:class", name)
     for name in (
         "aiordma.datagram.endpoint.P",
         "aiordma.endpoint.connect.T",
+        "aiordma.endpoint.link.Link",
+        "aiordma.endpoint.notes.NoteBook",
+        "aiordma.endpoint.notes.Viewed",
+        "aiordma.endpoint.one_sided.OneSided",
+        "aiordma.endpoint.outcome.Outcome",
+        "aiordma.errors.RdmaPermissionError",
         "aiordma.errors.RdmaTimeoutError",
         "aiordma.link.settings.Between",
         "aiordma.link.settings.OneOf",
@@ -51,6 +57,7 @@ nitpick_ignore = [
         "aiordma.memory.large_memory.LargeMemory",
         "aiordma.requests.served.Served",
         "aiordma.rsocket.iomap.Mapping",
+        "aiordma.testing.faults._Process",
     )
 ]
 
