@@ -12,7 +12,12 @@ from tests.pages import blocks
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs/contributing").glob("*.md")),
+]
 
 
 @pytest.mark.parametrize("name", ["examples/server.py", "examples/client.py"])
@@ -61,12 +66,11 @@ def test_the_figures_are_those_that_are_guarded() -> None:
 def test_files_that_are_named_exist(page: Path) -> None:
     # An address is no path (test_package.py follows those of the repository), nor is a header of C.
     text = re.sub(r"https://\S+|#include <\S+>", "", page.read_text())
-    # src/ paths are given from the root or, in pictures, from the package.
+    # Paths are given from the root, in pictures from the package, in links with ../ before them.
+    bases = (ROOT, ROOT / "aiordma", ROOT / "docs")
     named = set(re.findall(r"\b((?:[\w.]+/)+\w+\.(?:py|c|h|md|toml))\b", text))
     missing = [
-        name
-        for name in named
-        if not any((base / name).is_file() for base in (ROOT, ROOT / "aiordma", page.parent))
+        name for name in named if not any((base / name).is_file() for base in (*bases, page.parent))
     ]
     assert not missing
 
