@@ -1,9 +1,10 @@
-"""Write docs/reliability.md: what a program sees of each fault, where that is shown, by which test.
+"""Write docs/reliability.md: what a program sees of each fault; and by which tests that is shown.
 
 Usage: ``tools/reliability_table.py [--check | --run]``. The rows are in tests/matrix.toml, and the
-results are read from the reports of the last ``make test`` in build/test. ``--run`` runs only the
-tests of the rows, in each place that this machine has, before it writes the page; it takes about
-ten minutes. ``--check`` writes nothing; it fails if the page is not what would be written.
+results are read from the reports of the last ``make test`` in build/test. The tests and their
+results go to docs/contributing/reliability.md. ``--run`` runs only the tests of the rows, in each
+place that this machine has, before it writes the pages; it takes about ten minutes. ``--check``
+writes nothing; it fails if a page is not what would be written.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from checks import ROOT, write_page
 from stages import REPORTS, RXE, SIW
 
 PAGE = ROOT / "docs/reliability.md"
+TESTS = ROOT / "docs/contributing/reliability.md"
 ROWS = ROOT / "tests/matrix.toml"
 #: Above the rows that begin with a letter.
 SECTIONS = {
@@ -38,9 +40,7 @@ PLACES = ("fabric", "Soft-RoCE", "iWARP", "two hosts", "model")
 _HEAD = """\
 # Reliability
 
-What a program sees when the network, the peer, the adapter or the machine fails, and by when. This
-page is written by `tools/reliability_table.py`, out of `tests/matrix.toml` and the reports of the
-tests.
+What a program sees when the network, the peer, the adapter or the machine fails, and by when.
 
 ## In short
 
@@ -70,10 +70,19 @@ tests.
 
 ## The matrix
 
-Each row is a fault that tests bring about, and that what is said about it holds. *Fabric* is [RDMA
-in memory](fabric.md), *two hosts* are two Soft-RoCE devices with a wire between them whose clock
-skips idle time, and *model* are tests with an adapter made of code. A number counts the cases that
-have passed; an empty place has no test of the row.
+Tests bring each fault about, and show that what stands beside it holds
+([which](contributing/reliability.md)).
+
+"""
+
+_TESTS_HEAD = """\
+# The tests of the faults
+
+Which tests show each row of [the matrix of faults](../reliability.md), and how many cases have
+passed in each place. *Fabric* is [RDMA in memory](../fabric.md), *two hosts* are two Soft-RoCE
+devices with a wire between them whose clock skips idle time, and *model* are tests with an adapter
+made of code. Both pages are written by `tools/reliability_table.py`, out of `tests/matrix.toml` and
+the reports of the tests.
 
 """
 
@@ -112,14 +121,14 @@ def read_results() -> dict[str, dict[str, Counter[str]]]:
     return found
 
 
-def cell(tests: list[str], place: str, results: Mapping[str, Mapping[str, Counter[str]]]) -> str:
-    """The results of a row in a place."""
+def passed(tests: list[str], place: str, results: Mapping[str, Mapping[str, Counter[str]]]) -> str:
+    """The results of a row in a place, or an empty text."""
     total: Counter[str] = Counter()
     for test in tests:
         total += results.get(test, {}).get(place, Counter())
     if total["failed"]:
-        return f"{total['failed']} failed"
-    return str(total["passed"] or "")
+        return f"{place} {total['failed']} failed"
+    return f"{place} {total['passed']}" if total["passed"] else ""
 
 
 def shown(row: Mapping[str, Any], results: Mapping[str, Mapping[str, Counter[str]]]) -> bool:
@@ -130,37 +139,54 @@ def shown(row: Mapping[str, Any], results: Mapping[str, Mapping[str, Counter[str
 
 
 def page() -> str:
-    """The whole page."""
+    """The page for users: what a program sees."""
     rows, results = load_rows(), read_results()
-    if not results:
-        raise SystemExit(f"there are no reports in {REPORTS}: make test, or {sys.argv[0]} --run")
-    done = [name for name, row in rows.items() if shown(row, results)]
-    lines = [f"{_HEAD}{len(done)} of {len(rows)} rows are shown.\n"]
-    for letter, title in SECTIONS.items():
-        mine = {name: row for name, row in rows.items() if name.startswith(letter)}
-        lines += [
-            f"### {title}\n",
-            f"| Row | What goes wrong | What a program sees | {' | '.join(PLACES)} |",
-            f"| {' | '.join(['---'] * (3 + len(PLACES)))} |",
-        ]
-        for name, row in mine.items():
-            cells = [cell(row.get("shown_by", []), place, results) for place in PLACES]
-            mark = "" if name in done else " (not shown)"
-            lines.append(f"| {name}{mark} | {row['fault']} | {row['sees']} | {' | '.join(cells)} |")
-        lines.append("")
-        lines += [text for name, row in mine.items() for text in notes(name, row)]
+    lines = [_HEAD.rstrip("\n"), ""]
+    for title, mine in sections(rows):
+        lines += [f"### {title}\n", "| What goes wrong | What a program sees |", "| --- | --- |"]
+        lines += [line_of(name, row, done=shown(row, results)) for name, row in mine.items()]
         lines.append("")
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def notes(name: str, row: Mapping[str, Any]) -> Iterator[str]:
-    """What stands below a table about a row: the tests, and what they leave open."""
-    words = ", ".join(f"`{test}`" for test in row.get("shown_by", []))
+def line_of(name: str, row: Mapping[str, Any], *, done: bool) -> str:
+    """A row of the page for users."""
+    mark = "" if done else " (not shown)"
+    return f"| **{name}**{mark} {row['fault']} | {row['sees']} |"
+
+
+def tests_page() -> str:
+    """The page for contributors: the tests, and their results."""
+    rows, results = load_rows(), read_results()
+    if not results:
+        raise SystemExit(f"there are no reports in {REPORTS}: make test, or {sys.argv[0]} --run")
+    done = [name for name, row in rows.items() if shown(row, results)]
+    lines = [f"{_TESTS_HEAD}{len(done)} of {len(rows)} rows are shown.\n"]
+    for title, mine in sections(rows):
+        lines.append(f"## {title}\n")
+        for name, row in mine.items():
+            places = (passed(row.get("shown_by", []), place, results) for place in PLACES)
+            lines.append(
+                f"- **{name}** {row['fault']}: {', '.join(filter(None, places)) or 'none'}"
+            )
+            lines += [f"  - {note}" for note in notes(row)]
+        lines.append("")
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def sections(rows: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The headings, and the rows below each."""
+    for letter, title in SECTIONS.items():
+        yield title, {name: row for name, row in rows.items() if name.startswith(letter)}
+
+
+def notes(row: Mapping[str, Any]) -> Iterator[str]:
+    """What stands below a row for contributors: the tests, and what they leave open."""
+    yield from (f"`{test}`" for test in row.get("shown_by", []))
     if missing := row.get("missing"):
-        words = f"not shown: {missing}"
+        yield f"not shown: {missing}"
     if differs := row.get("differs"):
-        words += f"; {differs}"
-    yield f"- {name}: {words}."
+        yield differs
 
 
 # ---- run the tests of the rows
@@ -234,4 +260,5 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["--run"]:
         run()
         del sys.argv[1:]
+    write_page(TESTS, tests_page(), __doc__)
     write_page(PAGE, page(), __doc__)
