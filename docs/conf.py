@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import builtins
-import html
 import re
 import socket
 import tomllib
 from pathlib import Path
 from typing import Any
 
-from docutils import nodes
 from sphinx.addnodes import pending_xref
 
 _PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
@@ -135,36 +133,21 @@ def _builtins_are_not_ours(_app: Any, doctree: Any) -> None:
             del node["refspecific"]  # the search for a name that ends like this
 
 
-#: The characters of a phone's line in a table, and what the edges of a cell take of them.
-_LINE, _EDGES = 50, 2
+#: Words of code, and where a long one may go on in the next line: before a capital letter or an
+#: underscore, and behind what joins names.
+_CODE = re.compile(r'(?<=<span class="pre">)[^<]+')
+_JOINT = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=\w)(?=_[a-z])|(?<=[./:(=,\[-])(?=\w)")
 
 
-def _stacked_on_phones(_app: Any, doctree: Any, _name: str) -> None:
-    """Mark tables that are too wide for a phone, which shows each row as a list.
-
-    There each cell stands on a line of its own, behind the title of its column, which is an
-    attribute for `_static/aiordma.css` and no text: so searches and copies do not find it.
-    """
-    for table in doctree.findall(nodes.table):
-        rows = [list(row.findall(nodes.entry)) for row in table.findall(nodes.row)]
-        titles = [entry.astext() for entry in rows[0]]
-        words = [max(len(w) for e in column for w in [*e.astext().split(), ""])
-                 for column in zip(*rows, strict=False)]  # fmt: skip
-        if sum(words) + _EDGES * len(words) <= _LINE:
-            continue
-        table["classes"] += ["stacked"] + ["dense"] * (len(words) > 6)
-        for row in rows[1:]:
-            for title, entry in zip(titles, row, strict=False):
-                if not entry.astext().strip():
-                    entry["classes"].append("empty")
-                elif title and entry is not row[0]:
-                    label = f'<span class="title" title="{html.escape(title)}"></span>'
-                    entry.children[0].insert(0, nodes.raw("", label, format="html"))
+def _names_break(_app: Any, _page: str, _template: str, context: dict[str, Any], _: Any) -> None:
+    """A phone has room for some 40 characters, of which a name of code takes half."""
+    if "body" in context:
+        context["body"] = _CODE.sub(lambda code: _JOINT.sub("<wbr>", code[0]), context["body"])
 
 
 def setup(app: Any) -> None:
     """Called by Sphinx."""
-    app.connect("doctree-resolved", _stacked_on_phones)
     app.connect("doctree-read", _builtins_are_not_ours)
     app.connect("autodoc-process-signature", _without_signature)
+    app.connect("html-page-context", _names_break)
     app.connect("source-read", _without_notes)
