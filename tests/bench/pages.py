@@ -6,6 +6,7 @@ not measured is a dash.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 
@@ -13,7 +14,7 @@ from tests.bench import growth_queues, growth_sharing, jobs, large_peer, plain, 
 from tests.bench.goals import CONNECTS, GOALS, MEMORY, MESSAGES, Goal, Outcome, Results, sample
 from tests.bench.growth_registration import SIZES, title
 from tests.bench.machine import Measured
-from tests.bench.tables import Row, markdown
+from tests.bench.tables import Row, markdown, stacked
 from tests.bench.tenfold import tenfold_table
 
 Maker = Callable[[Measured, Sequence[Outcome]], str]
@@ -82,8 +83,8 @@ def goals(which: Sequence[Goal]) -> Maker:
     """These rows with their goals."""
 
     def make(_: Measured, rows: Sequence[Outcome]) -> str:
-        shown = [tables.goal_row(row) for row in rows if row.goal in which]
-        return markdown(tables.GOAL_HEAD, shown)
+        shown = [tables.page_goal(tables.goal_row(row)) for row in rows if row.goal in which]
+        return markdown(tables.PAGE_GOAL_HEAD, shown)
 
     return make
 
@@ -92,7 +93,8 @@ def figures(names: Sequence[str]) -> Maker:
     """All figures of these jobs."""
 
     def make(measured: Measured, _: Sequence[Outcome]) -> str:
-        return markdown(tables.FIGURES_HEAD, tables.figure_rows(measured.results, names))
+        rows = tables.figure_rows(measured.results, names)
+        return markdown(tables.PAGE_FIGURES_HEAD, [tables.page_figure(row) for row in rows])
 
     return make
 
@@ -114,7 +116,7 @@ def swept(curves: Sequence[sweeps.Sweep]) -> Maker:
                 )
                 cells += [text(ours), ratio(ours, theirs)]
             rows.append(tuple(cells))
-        return markdown(tuple(head), rows)
+        return stacked(tuple(head), rows, 2)  # a table for each curve
 
     return make
 
@@ -144,7 +146,7 @@ def beside_tcp(measured: Measured, _: Sequence[Outcome]) -> str:
             )
             cells += [text(ours), text(theirs), ratio(ours, theirs)]
         rows.append(tuple(cells))
-    return markdown(tuple(head), rows)
+    return stacked(tuple(head), rows, 3)  # a table for each loop
 
 
 #: 64 KiB over TCP, in C over the device, and over aiordma: what, its unit, and the three jobs.
@@ -188,7 +190,7 @@ def bulk(measured: Measured, _: Sequence[Outcome]) -> str:
 
 def large(measured: Measured, _: Sequence[Outcome]) -> str:
     """Half a round trip of large messages with their check, and without."""
-    head = ("bytes", "checked, us", "not checked, us", "the check, us", "ns a byte")
+    head = ("bytes", "checked, us", "not checked, us", "ns a byte")
     rows: list[Row] = []
     for size in large_peer.SIZES:
         checked, not_checked = (
@@ -196,7 +198,7 @@ def large(measured: Measured, _: Sequence[Outcome]) -> str:
         )
         cost = None if checked is None or not_checked is None else checked - not_checked
         a_byte = None if cost is None else cost * 1000 / size
-        rows.append((f"{size:,}", *(text(n) for n in (checked, not_checked, cost, a_byte))))
+        rows.append((f"{size:,}", *(text(n) for n in (checked, not_checked, a_byte))))
     return markdown(head, rows)
 
 
@@ -227,16 +229,15 @@ def waits(measured: Measured, _: Sequence[Outcome]) -> str:
         ("send rate 128", "k/s"),
         ("send rate 1", "k/s"),
     )
-    head = ("`--wait`", *(f"`{test}`, {unit}" for test, unit in shown))
     rows: list[Row] = []
-    for wait in jobs.WAITS:
-        cells = [f"`{wait}`"]
-        for test, unit in shown:
-            name = "us" if unit == "us" else "Mpps"
+    for test, unit in shown:
+        cells = [f"`{test}`, {unit}"]
+        name = "us" if unit == "us" else "Mpps"
+        for wait in jobs.WAITS:
             value = median(measured.results, f"wait {wait} {test}", name)
             cells.append(text(value if value is None or unit == "us" else value * 1000))
         rows.append(tuple(cells))
-    return markdown(head, rows)
+    return markdown(("`--wait`", *(f"`{wait}`" for wait in jobs.WAITS)), rows)
 
 
 # docs/hot-path.md
@@ -333,30 +334,30 @@ def messages(measured: Measured, _: Sequence[Outcome]) -> str:
     return markdown(("connections", "all of them used, us", "ten of them used, us", "/ 10"), rows)
 
 
-def shared(job: str, program: ModuleType, what: Sequence[str], said: str) -> Maker:
-    """The same with and without sharing, by the number of connections.
+def shared(job: str, program: ModuleType, what: Sequence[str]) -> Maker:
+    """The same with and without sharing, by the number of connections: a row for a figure of each.
 
     Args:
         job: The program's name.
         program: Its module.
         what: Its figures, as they are called among many connections.
-        said: What stands above the names of the settings.
     """
 
     def make(measured: Measured, _: Sequence[Outcome]) -> str:
         rows: list[Row] = []
-        for count in program.COUNTS:
-            for setting in program.SETTINGS:
-                cells = [f"{count:,}", setting]
-                for figure in what:
-                    # Where there are few, the few are all.
-                    few = count == program.FEW
-                    named = figure.replace(f"{program.FEW} busy", "all busy") if few else figure
-                    value = grown(measured.results, job, program.name(setting, count, named))
-                    # What all share is too large a part of the memory of a few.
-                    cells.append("" if few and "resident" in figure else text(value))
-                rows.append(tuple(cells))
-        return markdown((program.COUNTED, said, *what), rows)
+        for figure, count in itertools.product(what, program.COUNTS):
+            # Where there are few, the few are all, and what all share is too large a part of their
+            # memory.
+            if count == program.FEW and ("resident" in figure or "all busy" in figure):
+                continue
+            few = count == program.FEW
+            named = figure.replace(f"{program.FEW} busy", "all busy") if few else figure
+            cells = (
+                text(grown(measured.results, job, program.name(setting, count, named)))
+                for setting in program.SETTINGS
+            )
+            rows.append((f"{count:,}: {figure}", *cells))
+        return markdown((program.COUNTED, *program.SETTINGS), rows)
 
     return make
 
@@ -415,9 +416,8 @@ PAGES: Mapping[str, Mapping[str, Maker]] = {
             "sharing",
             growth_sharing,
             ("pinned KiB, idle", "resident KiB, idle", *_BUSY),
-            "slots and queues",
         ),
-        "queues": shared("queues", growth_queues, ("resident KiB", *_BUSY), "shared"),
+        "queues": shared("queues", growth_queues, ("resident KiB", *_BUSY)),
         "registration": registration,
         "tenfold": tenfold,
     },

@@ -29,7 +29,7 @@ from tests.bench import machine, profile_limits, profile_tables, report
 from tests.bench.jobs import PLUGIN
 from tests.bench.profile_counts import Profile, read
 from tests.bench.profile_jobs import CONNECTING, FLOORS, LARGE, MESSAGES, ROWS, Profiled
-from tests.bench.tables import Row, markdown, plain
+from tests.bench.tables import Row, markdown, plain, stacked
 
 #: Counting makes the emulation about half as fast.
 STALL_S = 2 * machine.STALL_S
@@ -101,17 +101,20 @@ def write(profiles: Sequence[Profile], docs: Path = report.DOCS) -> None:
         ("hot-path.md", MESSAGES, ("calls",)),
     ):
         some = [profile for profile in profiles if profile.row.group == group]
-        texts = {name: markdown(head, rows) for name, (head, rows) in tables(some).items()}
+        texts = {name: stacked(head, rows) for name, (head, rows) in tables(some).items()}
         texts["functions"] = profile_tables.top_text(some)
         text = (docs / page).read_text()
         for kind in kinds:
             text = report.between(text, f"{group} {kind}", texts[kind], "profile")
         (docs / page).write_text(text)
-    limits = markdown(profile_limits.HEAD, profile_limits.rows(profiles))
+    limits = markdown(
+        profile_limits.PAGE_HEAD,
+        [profile_limits.page_row(row) for row in profile_limits.rows(profiles)],
+    )
     rows = profile_limits.above_rows(profiles)
     for name, new in (
         ("limits", limits),
-        ("above layers", markdown(profile_limits.above_head(profiles), rows)),
+        ("above layers", stacked(profile_limits.above_head(profiles), rows)),
         ("above functions", profile_limits.above_text(profiles)),
     ):
         path = docs / "profile.md"

@@ -21,6 +21,7 @@ from tests.bench.tables import Row
 HEAD = (
     "figure", "beside", "which takes, us", "goal", "so it may take", "takes", "the floor", "",
 )  # fmt: skip
+PAGE_HEAD = ("figure / beside, us", "goal, us", "takes, us", "the floor, us")
 #: The program of a figure, and its floor, by the figure's job.
 _OURS: Mapping[str, tuple[str, str]] = {
     **{f"aiordma send lat 64 connection {x}": (f"send {x}", f"resume {x}") for x in LOOPS},
@@ -74,6 +75,12 @@ def rows(profiles: Sequence[Profile]) -> list[Row]:
             cells.append(f"{us[name]:,.1f} ({ratio:.3f})")
         found.append((*cells, verdict(goal, us[ours], us[floor], may)))
     return found
+
+
+def page_row(row: Row) -> Row:
+    """The same for a page, in fewer columns."""
+    figure, beside, theirs, wanted, may, takes, floor, said = row
+    return (f"{figure} / {beside}, {theirs}", f"{wanted}: {may}, {said}", takes, floor)
 
 
 def pairs(profiles: Sequence[Profile]) -> list[tuple[Profile, Profile]]:

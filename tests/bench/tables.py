@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from tests.bench.check import Compared
 from tests.bench.goals import Outcome, Results, Sample
 
 GOAL_HEAD = ("figure", "beside", "ours", "theirs", "ratio", "goal", "")
+PAGE_GOAL_HEAD = ("figure / beside", "ours / theirs", "ratio", "goal")
 CHECK_HEAD = ("figure / beside", "recorded", "now", "change", "band", "")
 FIGURES_HEAD = ("program", "figure", "median", "rounds")
+PAGE_FIGURES_HEAD = ("program", "figure", "median")
 _UNITS = {
     "us": "us", "us/s": "us/s", "MiB/s": "MiB/s", "Mpps": "k/s", "KiB": "KiB", "ns/B": "ns/B",
     "s": "s",
@@ -31,6 +34,24 @@ def markdown(head: Row, rows: Sequence[Row]) -> str:
     """A table of a page."""
     lines = [head, tuple("---" for _ in head), *rows]
     return "\n".join(f"| {' | '.join(cells)} |".replace("  ", " ") for cells in lines)
+
+
+#: Columns of figures beside the first that a phone has room for.
+ON_A_PHONE = 3
+
+
+def stacked(head: Row, rows: Sequence[Row], most: int = ON_A_PHONE) -> str:
+    """Tables of a page, one below the other, of at most so many columns beside the first.
+
+    Rows that have nothing in the columns of a table are not in it.
+    """
+    tables = -(-(len(head) - 1) // most)
+    ends = [1 + len(head[1:]) * n // tables for n in range(tables + 1)]
+    texts = []
+    for begin, end in itertools.pairwise(ends):
+        some = [(row[0], *row[begin:end]) for row in rows if any(row[begin:end])]
+        texts.append(markdown((head[0], *head[begin:end]), some))
+    return "\n\n".join(texts)
 
 
 def unit_of(name: str) -> str:
@@ -66,6 +87,17 @@ def goal_row(outcome: Outcome) -> Row:
     )
 
 
+def page_goal(row: Row) -> Row:
+    """The same for a page, in fewer columns."""
+    figure, beside, ours, theirs, ratio, wanted, verdict = row
+    return (
+        " / ".join(filter(None, (figure, beside))),
+        " / ".join(filter(None, (ours, theirs))),
+        ratio,
+        ", ".join(filter(None, (wanted, verdict))),
+    )
+
+
 def check_row(row: Compared) -> Row:
     """One row of the check."""
 
@@ -85,3 +117,9 @@ def figure_rows(results: Results, names: Sequence[str]) -> list[Row]:
                 cell = amount(Sample(tuple(values)), figure)
                 found.append((f"`{job}`", figure, cell, str(len(values))))
     return found
+
+
+def page_figure(row: Row) -> Row:
+    """The same for a page: how many rounds there were is said where it was more than one."""
+    program, figure, median, rounds = row
+    return (program, figure, median if rounds == "1" else f"{median}, {rounds} rounds")

@@ -14,7 +14,7 @@ from aiordma.endpoint.config import plan_of
 from tests.bench.growth import OWN
 from tests.bench.tables import Row, markdown
 
-COUNTS = (1000, 10_000, 100_000)
+COUNTS = (10_000, 100_000)
 #: net.ipv4.ip_local_port_range and vm.max_map_count as kernels come.
 LOCAL_PORTS = 60_999 - 32_768 + 1
 MAPPINGS = 65_530

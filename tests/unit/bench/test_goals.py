@@ -57,6 +57,18 @@ def test_a_ratio_is_that_of_the_medians() -> None:
     assert outcome.verdict == "reached"
     row = tables.goal_row(outcome)
     assert row == ("lat", "C", "75 us ±13.3%", "60 us ±1.7%", "1.250", "<= 1.25", "reached")
+    on_a_page = tables.page_goal(row)
+    assert on_a_page == ("lat / C", "75 us ±13.3% / 60 us ±1.7%", "1.250", "<= 1.25, reached")
+
+
+def test_a_wide_table_is_several_on_a_page() -> None:
+    head = ("", "a", "b", "c", "d")
+    text = tables.stacked(head, [("x", "1", "", "3", "4"), ("y", "", "", "5", "")])
+    assert text.split("\n\n") == [
+        tables.markdown(("", "a", "b"), [("x", "1", "")]),
+        tables.markdown(("", "c", "d"), [("x", "3", "4"), ("y", "5", "")]),
+    ]
+    assert tables.stacked(head[:4], [("x", "1", "2", "3")]).count("---") == 4
 
 
 @pytest.mark.parametrize(
