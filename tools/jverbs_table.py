@@ -102,6 +102,13 @@ def words(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{counts[kind]} {kind}" for kind in sorted(counts))
 
 
+def outcome(told: Mapping[str, str]) -> str:
+    """The results of a test on the devices, once where they are the same."""
+    if len(set(told.values())) == 1:
+        return f"{next(iter(told.values()))} on both"
+    return ", ".join(f"{device} {result}" for device, result in told.items())
+
+
 def page() -> str:
     """The whole page."""
     rows = load_rows()
@@ -110,21 +117,17 @@ def page() -> str:
     lines = [_HEAD]
     for number, statement in rows.ROWS.items():
         if number in rows.SECTIONS:
-            lines += [
-                f"## {rows.SECTIONS[number]}\n",
-                f"| Row | Statement | Test | {' | '.join(STAGES)} |",
-                "| --- | --- | --- | --- | --- |",
-            ]
+            lines.append(f"## {rows.SECTIONS[number]}\n")
+        differs = rows.IWARP_DIFFERS.get(number)
         mine = [test for test in tests if test.row == number]
-        if not mine:
-            lines.append(f"| {number} | {statement} | none: {rows.NOT_TESTED[number]} | | |")
+        untested = "" if mine else f" No test: {rows.NOT_TESTED[number]}."
+        reason = f" Software iWARP: {differs}." if differs else ""
+        lines.append(f"- **{number}** {statement}{reason}{untested}")
         for test in mine:
-            cells = [words(results[device].get((test.file, test.name), {})) for device in STAGES]
-            if number in rows.IWARP_DIFFERS:
-                cells[-1] += f": {rows.IWARP_DIFFERS[number]}"
-            name = f"`{test.file}::{test.name}`"
-            lines.append(f"| {number} | {statement} | {name} | {' | '.join(cells)} |")
-            statement = ""  # further tests of the row
+            told = {
+                device: words(results[device].get((test.file, test.name), {})) for device in STAGES
+            }
+            lines.append(f"  - `{test.file}::{test.name}`: {outcome(told)}")
         if number + 1 in rows.SECTIONS:
             lines.append("")
     return "\n".join(lines) + "\n"

@@ -231,18 +231,16 @@ def report(device: str, result: Result) -> bool:
 
 def counts(results: dict[str, Result]) -> Iterator[str]:
     """The table of the page."""
-    yield "| Adapter | Programs | Equal | Explained | Unexplained |"
-    yield "| --- | --- | --- | --- | --- |"
+    yield "| Adapter | Equal | Explained | Unexplained |"
+    yield "| --- | --- | --- | --- |"
     for device, result in results.items():
         numbers = [len(result.equal), len(result.explained), len(result.unexplained)]
-        cells = [f"`{device}`", str(sum(numbers)), *map(str, numbers)]
+        cells = [f"`{device}`", *map(str, numbers)]
         yield f"| {' | '.join(cells)} |"
 
 
 def reasons_told(reasons: Iterable[Reason]) -> Iterator[str]:
-    """The table of what is explained."""
-    yield "| Adapter | Programs | Reason | Source |"
-    yield "| --- | --- | --- | --- |"
+    """The list of what is explained."""
     rows: dict[tuple[str, str], tuple[dict[str, None], dict[str, None]]] = {}
     for each in reasons:
         devices, names = rows.setdefault((each.reason, each.source), ({}, {}))
@@ -250,7 +248,7 @@ def reasons_told(reasons: Iterable[Reason]) -> Iterator[str]:
         names.update(dict.fromkeys(each.differences))
     for (reason, source), (devices, names) in rows.items():
         told = ", ".join(f"`{name}`" for name in names)
-        yield f"| {', '.join(devices)} | {told} | {reason} | {source} |"
+        yield f"- {reason} ({', '.join(devices)}: {told}. Source: {source}.)"
 
 
 def departures(theirs: Traces, standard: Traces, rules: dict[str, str]) -> Iterator[str]:

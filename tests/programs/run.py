@@ -88,23 +88,18 @@ def table(ways: dict[str, dict[str, str]]) -> str:
             return "a few lines of asyncio"
         return ", ".join(f"{name} {versions[name.lower()]}" for name in packages)
 
-    def told(program: Program, loop: str) -> str:
-        way = ways[program.name][loop]
-        return way if way == "RDMA" or way.startswith("fails") else f"{way}, said at INFO"
-
-    lines = [
-        "| Server | Client | Exchange | asyncio | uvloop | Why not RDMA |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for program in programs.values():
-        cells = (
-            named(program.server),
-            named(program.client),
-            program.does,
-            *(told(program, loop) for loop in _LOOPS),
-            program.why,
+    def told(program: Program) -> str:
+        found = dict.fromkeys(ways[program.name][loop] for loop in _LOOPS)
+        said = (
+            way if way == "RDMA" or way.startswith("fails") else f"{way}, said at INFO"
+            for way in found
         )
-        lines.append(f"| {' | '.join(cells)} |")
+        return ": ".join(filter(None, (" and ".join(said), program.why)))
+
+    lines = ["| Server, client | Exchange | Goes over |", "| --- | --- | --- |"]
+    for program in programs.values():
+        both = dict.fromkeys((named(program.server), named(program.client)))
+        lines.append(f"| {'; '.join(both)} | {program.does} | {told(program)} |")
     over = [name for name, way in ways.items() if set(way.values()) == {"RDMA"}]
     head = (
         f"{len(over)} of {len(programs)} pairs go over RDMA on both loops, none leaves it silently."
