@@ -133,16 +133,21 @@ def _builtins_are_not_ours(_app: Any, doctree: Any) -> None:
             del node["refspecific"]  # the search for a name that ends like this
 
 
-#: Words of code, and where a long one may go on in the next line: before a capital letter or an
-#: underscore, and behind what joins names.
+#: Words of code in a table, and where a long one may go on in the next line: before a capital
+#: letter or an underscore, and behind what joins names.  Elsewhere it is broken where it has to be.
+_CELL = re.compile(r"<td.*?</td>", re.DOTALL)
 _CODE = re.compile(r'(?<=<span class="pre">)[^<]+')
 _JOINT = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=\w)(?=_[a-z])|(?<=[./:(=,\[-])(?=\w)")
 
 
 def _names_break(_app: Any, _page: str, _template: str, context: dict[str, Any], _: Any) -> None:
     """A phone has room for some 40 characters, of which a name of code takes half."""
+
+    def broken(cell: re.Match[str]) -> str:
+        return _CODE.sub(lambda code: _JOINT.sub("<wbr>", code[0]), cell[0])
+
     if "body" in context:
-        context["body"] = _CODE.sub(lambda code: _JOINT.sub("<wbr>", code[0]), context["body"])
+        context["body"] = _CELL.sub(broken, context["body"])
 
 
 def setup(app: Any) -> None:
