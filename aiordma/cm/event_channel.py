@@ -371,6 +371,9 @@ class EventChannel(Resource):
 
         Each event has to be acknowledged once, by `event.ack()` or `ack_event(event)`.
 
+        Args:
+            timeout: Seconds, after which None is returned; None or a negative number: no limit.
+
         Raises:
             ResourceClosedError: The channel is closed.
             OSError: The channel can no longer be read, and no event is left.

@@ -143,7 +143,7 @@ class RdmaBackend(httpcore.AsyncNetworkBackend):
 
         Args:
             path: Of no use; timeout and socket_options likewise.
-            timeout: See path.
+            timeout: Seconds; see path.
             socket_options: See path.
 
         Raises:
@@ -158,7 +158,7 @@ class RdmaBackend(httpcore.AsyncNetworkBackend):
         """Wait between two attempts.
 
         Args:
-            seconds: How long.
+            seconds: How many seconds.
 
         Cancellation: ends the wait.
         """

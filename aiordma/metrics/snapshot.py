@@ -307,10 +307,11 @@ class Snapshot:
         time: Seconds since 1970.
         pid: Number of the process.
         totals: Sums over the life of the process.
-        connect_s: Durations of connects, retries included.
-        accept_s: Durations of handshakes with clients.
-        request_s: Durations of requests, from the request to its reply.
-        reply_s: Durations of replies, from the call of the handler to the end of its reply.
+        connect_s: Durations of connects in seconds, retries included.
+        accept_s: Durations of handshakes with clients, in seconds.
+        request_s: Durations of requests in seconds, from the request to its reply.
+        reply_s: Durations of replies in seconds, from the call of the handler to the end of its
+            reply.
         connections: By number, and so streams.
         streams: Streams.
         listeners: Listeners and servers.

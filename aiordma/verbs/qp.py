@@ -819,7 +819,8 @@ class QueuePair(Resource):
         Of a connected queue pair; `QPPolicy.min_rnr_timer` is the value to connect with.
 
         Args:
-            milliseconds: 0.01 to 655.36; rounded up to one of the 32 delays that InfiniBand has.
+            milliseconds: Milliseconds, 0.01 to 655.36; rounded up to one of the 32 delays that
+                InfiniBand has.
 
         Raises:
             TypeError, ValueError: Not such a number.

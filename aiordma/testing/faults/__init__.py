@@ -223,7 +223,7 @@ def delay_completions(seconds: float) -> Fault:
     fabric.
 
     Args:
-        seconds: Above zero, up to 3600.
+        seconds: Seconds, above zero, up to 3600.
 
     Raises:
         UnsupportedFault: This processor is neither x86-64 nor aarch64, and this is not the fabric.
