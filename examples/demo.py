@@ -280,8 +280,9 @@ def report(
         print(f"TCP was not measured: no interface of this machine has {options.address}.")
     elif engine != "host":
         print(
-            "Both shared one processor of a guest with an adapter that is software, and with what"
-            "\nelse this machine does: for figures that can be compared see docs/benchmarks.md."
+            "The columns are no comparison, and either may come out ahead: both ends and an adapter"
+            "\nthat is software shared one processor of a guest, whose system calls cost many times"
+            "\nwhat they usually do. README.md and docs/benchmarks.md have figures that compare."
         )
     for name, result in (("RDMA", rdma), ("TCP", tcp)):
         if result:

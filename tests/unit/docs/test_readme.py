@@ -91,3 +91,14 @@ def test_the_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^\$ make (\w+)", README, re.M):
         assert re.search(rf"^{target}:", makefile, re.M), target
+
+
+def test_the_demo_and_the_readme_say_what_its_figures_are() -> None:
+    demo = (ROOT / "examples/demo.py").read_text()
+    for text in (README, demo):
+        said = " ".join(re.sub(r'[\\"]n?|\*', "", text).split())
+        assert "no comparison" in said
+        assert "either may come out ahead" in said
+    assert "README.md and docs/benchmarks.md have figures that compare" in demo
+    assert "aiordma#how-fast)" in README
+    assert "\n## How fast\n" in README
