@@ -15,6 +15,7 @@ Theory of operation
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -43,12 +44,11 @@ from aiordma.errors import os_error
 from aiordma.link.adapter_side import AdapterSide, Closing, Owner
 from aiordma.link.buffers import Buffers
 from aiordma.logs import Log, log_of
-from aiordma.loop.workers import call_blocking
-from aiordma.memory.governor import PROCESS, Budget
+from aiordma.memory.governor import PROCESS, Budget, Lease
 from aiordma.memory.large_memory import DEREGISTER_S
 from aiordma.memory.shared import Memory, Sharer
 from aiordma.verbs.enums import Access, QPAttrMask, SendFlags
-from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
+from aiordma.verbs.mr import MemoryRegion, make_region
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QueuePair
 from aiordma.verbs.wc import WCRecord
@@ -188,7 +188,7 @@ class Link(AdapterSide):
             qp = _create_qp(cm_id, pd, slots, common)
         except BaseException:
             if slots is not None:
-                slots.abandon()
+                slots.close()
             if pd is not None and memory is None:
                 pd.close()
             release()
@@ -363,8 +363,15 @@ class Link(AdapterSide):
 
     # Memory of the program, and the peer's rights to it
 
-    async def register(self, buffer: Any, access: Access) -> MemoryRegion:
+    async def register(
+        self, buffer: Any, access: Access, lease: Lease | None = None
+    ) -> MemoryRegion:
         """Register memory in the connection's protection domain, in a thread if it is large.
+
+        Args:
+            buffer: As for `MemoryRegion`.
+            access: As for `MemoryRegion`.
+            lease: A lease of the governor; None for memory that the program registers.
 
         Raises:
             OSError: The memory cannot be registered.
@@ -373,11 +380,10 @@ class Link(AdapterSide):
         Cancellation: the region is closed.
         """
         size = buffer if isinstance(buffer, int) else memoryview(buffer).nbytes
-        if size <= INLINE_BYTES:
-            return MemoryRegion(self.pd, buffer, access)
-        region = await call_blocking(
-            lambda: MemoryRegion(self.pd, buffer, access), undo=MemoryRegion.close
-        )
+        make = functools.partial(MemoryRegion, self.pd, buffer, access)
+        if lease is not None:
+            make = functools.partial(lease.register, make)
+        region = await make_region(size, make)
         if self.closed:
             region.close()
             # The caller is to find its buffer no longer exported.  OSError includes TimeoutError.
@@ -475,7 +481,7 @@ class Link(AdapterSide):
         self.state.delegate(True)  # recv() calls Python, which refuses
 
     def _give_back(self) -> Sequence[Closing]:
-        parts = self.slots.close(self.qp)
+        parts = self.slots.close()
         if self._buffers is not None:
             parts += self._buffers.lent_parts
             self._buffers.close(self.qp)

@@ -42,7 +42,7 @@ from aiordma.verbs.context import Context
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
-from aiordma.verbs.qp import QPInitAttr, QueuePair
+from aiordma.verbs.qp import QPInitAttr
 
 __all__ = ["Common", "Slots"]
 
@@ -218,8 +218,9 @@ class Slots:
         self.completions = Completions(common.channel, cq, quiet=common.quiet, unused=unused)
 
     def _release_leases(self) -> None:
+        """Release the leases; the first slots have none of their own, and count for the reserve."""
         if self._member is not None:
-            self._member.close()
+            self.first._when_gone(self._member.close)
 
     def _make_arena(self, place: Place, most: int) -> Arena:
         budget, plan = self._budget, self._plan
@@ -311,7 +312,11 @@ class Slots:
         """The bytes that are pinned by `regions`.  May be read in any thread."""
         return sum(region.length for region in self.regions)
 
-    def _close_parts(self) -> None:
+    def close(self) -> list[Closing]:
+        """Free everything as soon as the queue pair is gone; return the objects to wait for."""
+        parts: list[Closing] = [*self.regions]
+        if self._own_cq is not None:
+            parts.append(self._own_cq)
         self._closed = True
         self.link = None
         if self._own_cq is not None:
@@ -320,20 +325,5 @@ class Slots:
             if arena is not None:
                 arena.close()
         self.first.close()
-
-    def abandon(self) -> None:
-        """Free everything at once, because the queue pair could not be made."""
-        self._close_parts()
         self._release_leases()
-
-    def close(self, qp: QueuePair) -> list[Closing]:
-        """Free everything as soon as the queue pair is gone; return the objects to wait for."""
-        parts: list[Closing] = [*self.regions]
-        if self._own_cq is not None:
-            parts.append(self._own_cq)
-        self._close_parts()
-        if self._member is not None:
-            # The memory is pinned until the queue pair is gone, so it counts until then.
-            self._member.end()
-            qp._when_gone(self._member.close)
         return parts

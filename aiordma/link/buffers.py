@@ -215,9 +215,7 @@ class Buffers:
 
             qp._when_gone(let_go)
         if self._account is not None:
-            # The memory is pinned until the queue pair is gone, so it counts until then.
-            self._account.end()
-            qp._when_gone(self._account.close)
+            self._account.close()  # which returns bytes as their memory is deregistered
         for pool in (self._incoming, self._outgoing):
             if pool is not None:
                 pool.close()

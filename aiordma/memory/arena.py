@@ -149,7 +149,8 @@ class Arena:
             self.more = memoryview(self._memory)
         slots = self._steps[number]
         start, stop = ((slot - self._base) * self.slot_size for slot in (slots.start, slots.stop))
-        region = MemoryRegion(self.mr.pd, self.more[start:stop], Access.LOCAL_WRITE)
+        memory = self.more[start:stop]
+        region = lease.register(lambda: MemoryRegion(self.mr.pd, memory, Access.LOCAL_WRITE))
         chunk = _Chunk(slots, region, lease)
         if self._chunks is _NO_CHUNKS:
             self._chunks = {}

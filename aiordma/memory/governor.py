@@ -7,6 +7,11 @@ Theory of operation
     one kind, for one source, from a `Budget`.  A budget may have a parent, in which its bytes
     count, too.
 
+    Memory stays pinned until a worker thread has deregistered it, which can be long after a message
+    or a connection has ended: Soft-RoCE may take 50 seconds to destroy a queue pair.  So a region
+    refers to the lease with which it is registered, and a lease that was released keeps its bytes
+    as long as there is such a region.  A region that is used for something else changes its lease.
+
     The rules are data.  A `Kind` says how many eighths of a budget it may take, and how much of
     that one source may have.  A source is the address of a peer, or the connection itself.
 
@@ -24,8 +29,8 @@ Theory of operation
     would promise bytes that the first slots of many connections have already pinned.
 
     All counts are changed under `_lock`, because that happens in any thread: loops in several
-    threads share the budget of the process, and the leases of a connection end in the thread that
-    destroys its queue pair.
+    threads share the budget of the process, and a lease ends in the thread that deregisters its
+    memory.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 from aiordma._ffi import ffi
-from aiordma.errors import errno_error
+from aiordma.errors import ResourceClosedError, errno_error
 from aiordma.loop import fork, registry
 from aiordma.loop.timers import now
 from aiordma.memory import memlock
@@ -213,11 +218,12 @@ class Lease:
 
     Attributes:
         kind: What they are for; None while the lease waits in line.
-        size: The number of bytes; 0 once they are released.
+        size: The number of bytes; 0 once they are returned.
     """
 
     __slots__ = (
-        "_account", "_budget", "_future", "_kinds", "_short", "_since", "_source", "kind", "size",
+        "_account", "_budget", "_future", "_kinds", "_regions", "_released", "_short", "_since",
+        "_source", "kind", "size",
     )  # fmt: skip
 
     _short: Budget  # while it waits, the budget that lacks room for it
@@ -232,23 +238,71 @@ class Lease:
         self._kinds = kinds
         self._source = source
         self._account: Account | None = None
+        self._regions = 0  # how many are registered, or being registered, with it
+        self._released = False
         self._future: asyncio.Future[None] | None = None  # what the task waits for
 
     def release(self) -> None:
-        """Return the bytes to the budget.  Idempotent.
+        """Return the bytes to the budget, once no memory is registered with the lease any more.
 
-        If its account has ended, this does nothing, because `Account.close` returns the bytes.
+        Idempotent.  May be called in any thread.
         """
         with _lock:
-            if self._account is not None and self._account._keeps(self):
-                return
-            kind, budget = self.kind, self._budget
-            size, self.size = self.size, 0
-            if size and kind is not None:
-                if kind.patience_s is not None:
-                    budget._old.pop(self, None)
-                budget._add(kind, -size, self._source)
-                budget._serve()
+            self._released = True
+            if not self._regions:
+                self._give_back()
+
+    def _give_back(self) -> None:
+        """Return the bytes now.  To be called with the lock held."""
+        if self._account is not None:
+            self._account._leases.pop(self, None)
+        kind, budget = self.kind, self._budget
+        size, self.size = self.size, 0
+        if size and kind is not None:
+            if kind.patience_s is not None:
+                budget._old.pop(self, None)
+            budget._add(kind, -size, self._source)
+            budget._serve()
+
+    def register(self, make: Callable[[], MemoryRegion]) -> MemoryRegion:
+        """Call `make`, which registers memory, with this lease.  May be called in any thread.
+
+        Raises:
+            ResourceClosedError: The lease was released meanwhile; nothing was registered.
+            BaseException: As `make`.
+        """
+        with _lock:
+            if self._released:
+                raise ResourceClosedError(errno.ECONNABORTED, "the connection is closed")
+            self._regions += 1  # before the call: it may take longer than the connection lives
+        region: MemoryRegion | None = None
+        try:
+            region = make()
+            region._pinned_in = self
+            return region
+        finally:
+            if region is None:
+                self.deregistered()
+
+    def cover(self, region: MemoryRegion) -> None:
+        """Have a region count for this lease, and no longer for the lease that it had.
+
+        A region that is closed, in which case a thread may be deregistering it, keeps its lease.
+        """
+        if region.closed:
+            return
+        with _lock:
+            self._regions += 1
+        before, region._pinned_in = region._pinned_in, self
+        if before is not None:
+            before.deregistered(region.length)
+
+    def deregistered(self, _: int = 0) -> None:
+        """Note that a region does not count for the lease any more.  In any thread."""
+        with _lock:
+            self._regions -= 1
+            if self._released and not self._regions:
+                self._give_back()
 
     def resize(self, size: int) -> bool:
         """Change the size; return False if it was to grow and there is no room."""
@@ -282,12 +336,12 @@ class Account:
         source: The source for which the leases count.
     """
 
-    __slots__ = ("_budget", "_closed", "_ended", "_leases", "source")
+    __slots__ = ("_budget", "_closed", "_leases", "source")
 
     def __init__(self, budget: Budget, source: Hashable) -> None:
         self._budget = budget
         self._leases: dict[Lease, None] = {}  # in a reproducible order, unlike a set
-        self._ended = self._closed = False
+        self._closed = False
         self.source: Hashable = source
 
     @property
@@ -298,7 +352,7 @@ class Account:
     def lease(self, kind: Kind, size: int) -> Lease | None:
         """Return a lease if there is room for it now, otherwise None."""
         with _lock:
-            lease = None if self._ended else self._budget.lease(kind, size, self.source)
+            lease = None if self._closed else self._budget.lease(kind, size, self.source)
             return None if lease is None else self._own(lease)
 
     async def wait(self, size: int) -> Lease:
@@ -317,25 +371,15 @@ class Account:
                 lease._account = self
         return lease
 
-    def _keeps(self, lease: Lease) -> bool:
-        if not self._ended:
-            self._leases.pop(lease, None)
-        return lease in self._leases
-
     def is_pressed(self) -> bool:
         """Whether another source waits for bytes of the budget."""
-        return not self._ended and self._budget.presses(self.source)
-
-    def end(self) -> None:
-        """Refuse further leases; the present ones last until `close`, even if released before."""
-        self._ended = True
+        return not self._closed and self._budget.presses(self.source)
 
     def close(self, _: object = None) -> None:
         """Refuse further leases, and release all.  Idempotent.  May be called in any thread."""
         with _lock:
-            self._ended = self._closed = True
-            leases, self._leases = self._leases, {}
-            for lease in leases:
+            self._closed = True
+            for lease in tuple(self._leases):
                 lease.release()
 
 
@@ -500,7 +544,7 @@ class Budget:
             for old in list(self._old):
                 if old._since > lease._since:
                     break
-                old.release()
+                old._give_back()
             self._grant(lease, lease._kinds[-1])
             lease._resume()
             self._serve()
@@ -695,13 +739,14 @@ class First:
 
     def count(self, region: MemoryRegion) -> None:
         """Count a region until it is deregistered."""
-        self.add(region.length)
+        with _lock:
+            self.pinned += region.length
         region._pinned_in = self
 
-    def add(self, size: int) -> None:
-        """Count `size` bytes more, or less if it is negative."""
+    def deregistered(self, size: int) -> None:
+        """Note that a region of `size` bytes is not pinned any more.  In any thread."""
         with _lock:
-            self.pinned += size
+            self.pinned -= size
 
     def forget(self) -> None:
         """Reset the number in a forked child, which has no connections."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 from aiordma.memory.governor import KEPT, Account, Lease
 from aiordma.memory.large_memory import LargeMemory
 from aiordma.verbs.enums import Access
-from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.mr import MemoryRegion, make_region
 from aiordma.verbs.pd import ProtectionDomain
 
 __all__ = ["BufferPool", "room_of"]
@@ -25,14 +27,17 @@ class BufferPool:
     more are kept, up to `keep` bytes together.  `close` also deregisters buffers that are in use:
     the program can still read a message there, but the adapter cannot write to it any more.
 
+    A buffer counts for a lease at any time: for that of its message, or for that with which it is
+    kept.  One that is neither used nor kept counts for its last lease until it is deregistered.
+
     Args:
         pd: The protection domain.
         keep: How many bytes of unused buffers to keep.
         access: The access flags; on iWARP the target of an RDMA READ needs REMOTE_WRITE.
         account: A buffer is kept only with a lease of this account.
         memory: What registers the buffers; it has unused ones deregistered if memory is short.
-        reserve: Whether a kept buffer keeps its lease while it is used again, so that the message
-            in it needs none.  Otherwise `take_kept` passes the lease on to the caller.
+        reserve: Whether a kept buffer keeps its lease while it is used again, whatever lease its
+            message has.  Otherwise `take_kept` passes the lease on to the caller.
     """
 
     __slots__ = (
@@ -76,8 +81,13 @@ class BufferPool:
         self._out[region] = lease if self._reserve else None
         return region, lease
 
-    async def take(self, size: int) -> MemoryRegion:
+    async def take(self, size: int, lease: Lease | None = None) -> MemoryRegion:
         """Return a region of at least `size` bytes; the caller owns it until `give`.
+
+        Args:
+            size: The number of bytes.
+            lease: The lease of the message, which stays the caller's.  None for operations of the
+                program: the region then has no lease, unless it was kept with one.
 
         Raises:
             OSError: The memory could not be registered within half a minute.
@@ -86,23 +96,30 @@ class BufferPool:
         Cancellation: the region is destroyed.
         """
         if kept := self.take_kept(size):
-            region, lease = kept
-            if not self._reserve:
-                lease.release()
+            region, own = kept
+            if lease is None:
+                self._out[region] = own
+            elif not self._reserve:
+                lease.cover(region)
+                own.release()
             return region
         room = room_of(size)
-        region = await self._memory.registered(
-            room, lambda: MemoryRegion.register(self._pd, room, self._access)
-        )
+        make = functools.partial(MemoryRegion, self._pd, room, self._access)
+        if lease is not None:
+            make = functools.partial(lease.register, make)
+        region = await self._memory.registered(room, lambda: make_region(room, make))
         self._out[region] = None
         return region
 
     def give(self, region: MemoryRegion) -> None:
         """Return a region to the pool."""
         lease = self._out.pop(region, None)
-        if lease is None and not self._closed and self._kept + region.length <= self._keep:
+        keeps = not self._closed and self._kept + region.length <= self._keep
+        if lease is None and keeps:
             lease = self._account.lease(KEPT, region.length)
-        if lease is None or self._closed or self._kept + region.length > self._keep:
+            if lease is not None:
+                lease.cover(region)
+        if lease is None or not keeps:
             _drop(region, lease)
             return
         self._kept += region.length
@@ -124,7 +141,7 @@ class BufferPool:
         if not shelf or shelf[-1][0] is not region:
             return False
         shelf.pop()
-        self._out[region] = None  # it still counts against `keep`
+        self._out[region] = None  # its lease ends with the account
         return True
 
     def drop(self, region: MemoryRegion) -> None:

@@ -158,7 +158,9 @@ class StreamMemory:
         if lease is None:
             return None
         try:
-            region = MemoryRegion.slab(self._pd, size, access, clear=access is _THEIRS)
+            region = lease.register(
+                lambda: MemoryRegion.slab(self._pd, size, access, clear=access is _THEIRS)
+            )
         except OSError as exc:
             _log.debug("a ring of %d bytes cannot be registered: %s", size, exc)
             lease.release()

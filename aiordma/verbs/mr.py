@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from aiordma._core import BufferExport, Registration
 from aiordma._ffi import CData, ffi, lib
@@ -39,8 +39,10 @@ from aiordma.verbs.slab import slab
 
 __all__ = [
     "INLINE_BYTES", "SGE", "MemoryRegion", "bytes_of", "check_inside", "check_memory",
-    "is_unpinnable",
+    "is_unpinnable", "make_region",
 ]  # fmt: skip
+
+_Region = TypeVar("_Region", bound="MemoryRegion")
 
 #: How errors name the buffer.
 _WHAT = "memory to register"
@@ -61,11 +63,11 @@ _MOST_BYTES = sys.maxsize
 _IGNORES_IOVA = frozenset({0x626D74})  # vendor_id
 
 
-class _Sum(Protocol):
-    """A number of bytes that are pinned."""
+class _Count(Protocol):
+    """What counts the bytes of a region as pinned."""
 
-    def add(self, size: int) -> None:
-        """Count `size` bytes more, or less if it is negative."""
+    def deregistered(self, size: int) -> None:
+        """Note that a region of `size` bytes is not pinned any more.  In any thread."""
 
 
 class MemoryRegion(Resource):
@@ -185,7 +187,7 @@ class MemoryRegion(Resource):
         `own` is the address of the memory for this process, if it has one.
         """
         #: What counts it as pinned until it is deregistered.
-        self._pinned_in: _Sum | None = None
+        self._pinned_in: _Count | None = None
         self.pd, self.access, self.addr, self.length = pd, access, addr, length
         self.lkey = self.rkey = 0
         try:
@@ -253,9 +255,7 @@ class MemoryRegion(Resource):
         else:
             with memoryview(buffer_of(_WHAT, buffer)) as view:
                 size = view.nbytes
-        if size <= INLINE_BYTES:
-            return cls(pd, buffer, access, iova=iova)
-        return await call_blocking(lambda: cls(pd, buffer, access, iova=iova), undo=cls.close)
+        return await make_region(size, lambda: cls(pd, buffer, access, iova=iova))
 
     @classmethod
     def from_dmabuf(
@@ -435,8 +435,9 @@ class MemoryRegion(Resource):
             raise
         finally:
             self._keep = self._view = None
-            if self._pinned_in is not None:
-                self._pinned_in.add(-self.length)
+            count, self._pinned_in = self._pinned_in, None
+            if count is not None:
+                count.deregistered(self.length)
 
     def __getitem__(self, part: slice) -> SGE:
         """A piece of the region, such as `region[4096:8192]`."""
@@ -463,6 +464,16 @@ class MemoryRegion(Resource):
 
 
 _leaked: list[object] = []
+
+
+async def make_region(size: int, make: Callable[[], _Region]) -> _Region:
+    """Call `make`, which registers `size` bytes; in a thread if these are many.
+
+    Cancellation: ends the wait; the thread closes the region that it has made.
+    """
+    if size <= INLINE_BYTES:
+        return make()
+    return await call_blocking(make, undo=lambda region: region.close())
 
 
 def check_region(region: object, pd: ProtectionDomain) -> None:

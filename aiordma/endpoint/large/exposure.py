@@ -278,7 +278,7 @@ class Exposer:
         pieces: list[_Piece] = []
         try:
             for run in runs:
-                await self._add(pieces, run, opening)
+                await self._add(pieces, run, opening, lease)
             number = self._open(pieces, lease)
         except BaseException:
             for each in pieces:
@@ -301,33 +301,35 @@ class Exposer:
             raise
         return exposure
 
-    async def _add(self, pieces: list[_Piece], run: _Run, opening: Opening | None) -> None:
+    async def _add(
+        self, pieces: list[_Piece], run: _Run, opening: Opening | None, lease: Lease
+    ) -> None:
         """Register a piece of a message, or memory for a copy of it, and add it to `pieces`."""
         region: Readable
         copied = run.copied
         if run.is_pooled:
-            region = await self._link.buffers.outgoing.take(run.length)
+            region = await self._link.buffers.outgoing.take(run.length, lease)
         elif opening is not None:
             region = await opening()
         elif copied:
-            region = await self._registered(run.length, run.length)
+            region = await self._registered(run.length, run.length, lease)
         else:
             try:
-                region = await self._registered(run.length, lent(run.parts[0]))
+                region = await self._registered(run.length, lent(run.parts[0]), lease)
             except OSError as exc:
                 if not is_unpinnable(exc):
                     raise
                 self._link.note("copies a large message: %s", exc, log=memory_log)
                 copied = True
-                region = await self._registered(run.length, run.length)
+                region = await self._registered(run.length, run.length, lease)
         pieces.append(_Piece(region, run.length, run.is_pooled))
         if copied:
             await _copy(run.parts, region.view)
 
-    async def _registered(self, size: int, memory: Any) -> MemoryRegion:
+    async def _registered(self, size: int, memory: Any, lease: Lease) -> MemoryRegion:
         """Register memory that the peer may read: a buffer, or new memory of `memory` bytes."""
         return await self._link.buffers.memory.registered(
-            size, lambda: self._link.register(memory, Access.REMOTE_READ)
+            size, lambda: self._link.register(memory, Access.REMOTE_READ, lease)
         )
 
     def _open(self, pieces: list[_Piece], lease: Lease) -> int:

@@ -346,9 +346,10 @@ class Fetcher:
     async def _prepare(self, fetch: _Fetch) -> None:
         """Get a lease, if the message has none yet, and a buffer, and begin to read."""
         buffers = self._link.buffers
-        if fetch.large.lease is None:
-            fetch.large.lease = await buffers.account.wait(fetch.room)
-        self._read(fetch, await buffers.pool.take(fetch.length))
+        lease = fetch.large.lease
+        if lease is None:
+            lease = fetch.large.lease = await buffers.account.wait(fetch.room)
+        self._read(fetch, await buffers.pool.take(fetch.length, lease))
 
     def _read(self, fetch: _Fetch, region: MemoryRegion) -> None:
         """Begin to read a message into a buffer of the pool."""
@@ -428,6 +429,7 @@ class Fetcher:
             buffers.pool.give(region)
             message = Message(view, fetch.imm)
         else:
+            held.cover(region)
             message = Message(
                 view, fetch.imm, lambda exported: self._region_back(exported, region, held)
             )
@@ -685,8 +687,8 @@ class Fetcher:
 
         # A buffer that is still exported is removed from the pool, and lives as long as the export.
         def back() -> None:
-            held.release()
             (pool.drop if exported else pool.give)(region)
+            held.release()
 
         self._link.in_loop(back)
 

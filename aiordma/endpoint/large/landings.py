@@ -63,7 +63,7 @@ class Landings:
         if lease is None:
             return None
         try:
-            region = MemoryRegion(self._link.pd, size, access)
+            region = lease.register(lambda: MemoryRegion(self._link.pd, size, access))
         except OSError:
             lease.release()
             return None

@@ -39,7 +39,7 @@ from aiordma.endpoint.link import Link
 from aiordma.endpoint.slots import Common
 from aiordma.link.completions import Completions
 from aiordma.memory import arena as arenas
-from aiordma.memory.governor import Account, Budget
+from aiordma.memory.governor import Account, Budget, Lease
 from aiordma.memory.large_memory import LargeMemory
 from aiordma.verbs.enums import Access, Opcode, SendFlags, WCOpcode, WCStatus
 from tests.inside.core import let_go, retain
@@ -313,10 +313,14 @@ class FakeLink(Link):
             self.pinned.discard(region)
             let_go(region)
 
-    async def register(self, buffer: Any, access: Access) -> Any:
-        if self.pd is None:
+    async def register(self, buffer: Any, access: Access, lease: Lease | None = None) -> Any:
+        if self.pd is not None:
+            return await super().register(buffer, access, lease)
+
+        def make() -> Any:
             return FakeRegion(None, buffer, access)
-        return await super().register(buffer, access)
+
+        return make() if lease is None else lease.register(make)
 
     def open_access(self, rights: Access) -> None:
         assert rights == Access.REMOTE_READ
@@ -622,3 +626,5 @@ def _promises(link: FakeLink, config: ConnectionConfig) -> Callable[[], int]:
 def use_fake_regions(monkeypatch: Any) -> None:
     """Have arenas that grow register with the fake adapter."""
     monkeypatch.setattr(arenas, "MemoryRegion", FakeRegion)
+    # Forgotten with the test: each refers to its lease, and so to the connections of a pool.
+    monkeypatch.setattr(FakeRegion, "regions", {})

@@ -381,7 +381,7 @@ async def test_what_is_lent_counts_as_kept_and_is_not_lent_without_room(c: Lib) 
     await place.end.finish(asyncio.create_task(place.end.write(bytearray(9))))
     assert place.end.budget.held(AHEAD) == ROOM
     poor = Copying()
-    poor.end.account.end()
+    poor.end.account.close()
     await poor.end.finish(asyncio.create_task(poor.end.write(b"data")))
     assert poor.end.state.bounce_region is None
     assert poor.end.state.write(REMOTE, b"data", 0, None) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from aiordma import ConnectionConfig
 from aiordma.endpoint.config import plan_of
 from aiordma.endpoint.slots import Slots
 from aiordma.memory.governor import FIRST, Growth
+from tests.inside.core import let_go, retain
 
 from ..memory.fake_memory import FakeRegion
 from .fabric import use_fake_regions
@@ -40,10 +42,10 @@ def slots_of(config: ConnectionConfig, budget: Growth) -> Slots:
     return Slots(first, common, plan)
 
 
-def queue_pair() -> tuple[Any, asyncio.Future[None]]:
-    """A queue pair, and the future of its end."""
-    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    return SimpleNamespace(_when_gone=lambda do: gone.add_done_callback(lambda _: do())), gone
+def as_queue_pair(slots: Slots) -> Callable[[], None]:
+    """Use the first slots as a queue pair does; the function returned is its end."""
+    retain(slots.first)
+    return lambda: let_go(slots.first)
 
 
 @pytest.mark.parametrize("config", [DEFAULTS, POOLED], ids=["defaults", "pool"])
@@ -56,7 +58,7 @@ async def test_numbers_and_memory_need_no_arena(config: ConnectionConfig) -> Non
     assert slots.regions == [slots.first]
     assert slots.pinned_bytes == slots.first.length
     assert budget.members == (config is POOLED), "the others join with the first step"
-    slots.abandon()
+    slots.close()
     assert (budget.members, FakeRegion.regions) == (0, {})
     assert slots.first.closed
 
@@ -65,8 +67,13 @@ async def test_numbers_and_memory_need_no_arena(config: ConnectionConfig) -> Non
 async def test_further_slots(config: ConnectionConfig) -> None:
     budget, pinned = Growth(1 << 30), list[Any]()
     slots = slots_of(config, budget)
-    keeper = SimpleNamespace(expect=lambda count: None, pin=pinned.append)
-    slots.link = SimpleNamespace(buffers=keeper)
+
+    def pin(region: Any) -> None:
+        retain(region)
+        pinned.append(region)
+
+    slots.link = SimpleNamespace(buffers=SimpleNamespace(expect=lambda count: None, pin=pin))
+    end_of_qp = as_queue_pair(slots)
     before = slots.counts
     for arena, place in ((slots.recv, 0), (slots.send, 1)):
         assert arena.count == before[place]
@@ -74,14 +81,20 @@ async def test_further_slots(config: ConnectionConfig) -> None:
         assert slots.counts[place] == arena.count > before[place]
     assert slots.regions == [slots.first, *pinned]
     assert len(slots.more_received) > 0
-    # The slots are counted until the queue pair is gone.
-    qp, gone = queue_pair()
-    parts = slots.close(qp)
-    assert budget.members == 1
+    # The slots are counted until they are deregistered, each by itself, after the queue pair.
+    used, grown = budget.used, len(FakeRegion.regions)
+    parts = slots.close()
     assert all(region.closed for region in (slots.first, *pinned))
-    gone.set_result(None)
-    await asyncio.wait_for(asyncio.gather(*(part.wait_closed() for part in parts[-1:])), 10)
-    assert (budget.members, budget.used) == (0, 0)
+    assert (budget.members, budget.used, len(FakeRegion.regions)) == (1, used, grown)
+    end_of_qp()
+    assert budget.members == 0
+    further = budget.used
+    assert 0 < further <= used
+    let_go(pinned[0])
+    assert budget.used == further - further // 2
+    let_go(pinned[1])
+    await asyncio.wait_for(asyncio.gather(*(part.wait_closed() for part in parts)), 10)
+    assert (budget.used, FakeRegion.regions) == (0, {})
 
 
 @pytest.mark.parametrize("config", [DEFAULTS, POOLED], ids=["defaults", "pool"])
@@ -89,9 +102,11 @@ async def test_an_arena_that_is_first_asked_for_after_the_end(config: Connection
     """It has no slots to give, and no share of the budget stays behind."""
     budget = Growth(1 << 30)
     slots = slots_of(config, budget)
-    slots.close(queue_pair()[0])
+    end_of_qp = as_queue_pair(slots)
+    slots.close()
     for arena in (slots.recv, slots.send):
         assert list(arena.grow(lambda: None)) == []
         assert arena.spare == 0
-    assert budget.members == (config is POOLED), "until the queue pair goes"
-    assert not FakeRegion.regions
+    assert budget.members == 1, "until the queue pair goes"
+    end_of_qp()
+    assert (budget.members, budget.used, FakeRegion.regions) == (0, 0, {})

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from aiordma._ffi import ffi
 from aiordma.memory.arena import Arena
@@ -110,8 +110,9 @@ class FakeRegion:
             self.regions.pop(self.addr, None)
             self._buffer, self.view = b"", memoryview(b"")  # looked at by views only, from now on
             self._gone = True
-            if self._pinned_in is not None:
-                self._pinned_in.add(-self.length)
+            count, self._pinned_in = self._pinned_in, None
+            if count is not None:
+                count.deregistered(self.length)
             waiting, self._waiting = self._waiting, []
             for function in waiting:
                 function()
@@ -129,6 +130,11 @@ class FakeRegion:
             ended = asyncio.Event()
             self.when_gone(ended.set)
             await ended.wait()
+
+
+def registered_with(lease: Lease) -> FakeRegion:
+    """A region that counts for a lease."""
+    return cast("FakeRegion", lease.register(lambda: cast("Any", FakeRegion(None, 1))))
 
 
 class FakeElastic(Arena):
@@ -243,8 +249,11 @@ class FakePool:
     def take_kept(self, size: int) -> FakeRegion | None:
         return None
 
-    async def take(self, size: int) -> FakeRegion:
-        region = FakeRegion(None, size)
+    async def take(self, size: int, lease: Lease | None = None) -> FakeRegion:
+        def make() -> Any:
+            return FakeRegion(None, size)
+
+        region: FakeRegion = make() if lease is None else cast("Any", lease.register(make))
         self._out.add(region)
         return region
 

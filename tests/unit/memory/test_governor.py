@@ -11,16 +11,22 @@ from typing import Any, cast
 
 import pytest
 
+from aiordma.errors import ResourceClosedError
+from aiordma.loop.workers import call_blocking
+from aiordma.memory import pool as pool_module
 from aiordma.memory.governor import (
     AHEAD,
     AWAITED,
     GROWTH,
+    HELD,
     KEPT,
     LARGE,
+    SENDS,
     SMALL,
     Account,
     Budget,
     Growth,
+    Kind,
     Member,
     set_large_message_budget,
 )
@@ -28,10 +34,11 @@ from aiordma.memory.large_memory import LargeMemory
 from aiordma.memory.pool import BufferPool, room_of
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
+from tests.inside.core import let_go, retain
 from tests.inside.memory import give_back, line_of
 
 from ..conftest import Run, settle
-from .fake_memory import FakeRegion
+from .fake_memory import FakeRegion, registered_with
 
 MIB = 1 << 20
 
@@ -290,25 +297,142 @@ async def test_g01_an_account_gives_everything_back_once() -> None:
     await settle()
     assert account.is_pressed()
     assert not other.is_pressed()
-    account.end()
-    awaited.release()
-    assert budget.held(LARGE) == 300 * MIB, "its queue pair pins the memory still"
+    regions = [registered_with(lease) for lease in (ahead, awaited)]
     account.close()
+    await settle()
+    assert budget.held() == account.size == 700 * MIB, "the memory is pinned still"
+    assert not waiting.done()
+    for region in reversed(regions):
+        region.close()
     await waiting
+    assert account.size == 0
     for lease in (ahead, awaited, awaited):
         lease.release()
     account.close()
     assert not account.lease(AHEAD, 1)
     assert not account.lease(KEPT, 1)
-    assert (budget.held(AHEAD), budget.held(SMALL, LARGE)) == (300 * MIB, 0)
+    assert (budget.held(AHEAD), budget.held(SMALL, LARGE)) == (0, 300 * MIB)
+
+
+@pytest.mark.parametrize("kind", [AHEAD, SENDS])
+def test_g01_a_lease_lasts_until_its_memory_is_deregistered(kind: Kind) -> None:
+    budget = Budget(100)
+    lease = budget.lease(kind, 40, "a")
+    assert lease is not None
+    first, second = cast("Any", registered_with(lease)), registered_with(lease)
+    retain(first)  # as a queue pair does
+    lease.release()
+    first.close()
+    assert budget.held() == 40
+    second.close()
+    assert budget.held() == 40
+    let_go(first)
+    assert (budget.held(), lease.size) == (0, 0)
+    lease.release()
+    assert budget.held() == 0
+
+
+def test_g01_memory_that_is_used_for_something_else_changes_its_lease() -> None:
+    budget = Budget(100)
+    first, second = budget.lease(AHEAD, 20, "a"), budget.lease(HELD, 20, "a")
+    assert first is not None
+    assert second is not None
+    region = registered_with(first)
+    first.release()
+    assert budget.held(AHEAD) == 20
+    second.cover(cast("Any", region))
+    assert (budget.held(AHEAD), budget.held(HELD)) == (0, 20)
+    second.release()
+    assert budget.held(HELD) == 20
+    retain(cast("Any", region))
+    region.close()
+    third = budget.lease(AHEAD, 20, "a")
+    assert third is not None
+    third.cover(cast("Any", region))
+    third.release()
+    assert (budget.held(AHEAD), budget.held(HELD)) == (0, 20), "it is being deregistered"
+    let_go(cast("Any", region))
+    assert budget.held() == 0
+
+
+def test_g01_memory_is_not_registered_with_a_lease_that_was_released() -> None:
+    budget = Budget(100)
+    account = Account(budget, "a")
+    late, failed = account.lease(AHEAD, 10), account.lease(AHEAD, 10)
+    assert late is not None
+    assert failed is not None
+
+    def fail() -> MemoryRegion:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        failed.register(fail)
+    account.close()
+    assert budget.held() == 0
+    with pytest.raises(ResourceClosedError):
+        late.register(fail)
+
+
+async def test_g01_memory_that_a_thread_registers_counts_from_the_beginning() -> None:
+    """The connection is closed meanwhile, and the thread deregisters the memory."""
+    budget = Budget(100)
+    account = Account(budget, "a")
+    lease = account.lease(AHEAD, 20)
+    assert lease is not None
+    begun, goes_on, gone = (threading.Event() for _ in range(3))
+
+    def make() -> MemoryRegion:
+        begun.set()
+        assert goes_on.wait(20)
+        region = FakeRegion(None, 1)
+        region.when_gone(gone.set)
+        return cast("MemoryRegion", region)
+
+    registering = asyncio.create_task(
+        call_blocking(lambda: lease.register(make), undo=lambda region: region.close())
+    )
+    assert await asyncio.to_thread(begun.wait, 20)
+    registering.cancel()
+    await asyncio.wait([registering], timeout=20)
+    assert registering.cancelled()
+    account.close()
+    lease.release()
+    assert budget.held() == 20
+    goes_on.set()
+    assert await asyncio.to_thread(gone.wait, 20)
+    assert budget.held() == 0
+
+
+@pytest.mark.parametrize("full", [False, True])
+async def test_g01_a_buffer_that_is_not_kept_counts_until_it_is_deregistered(
+    full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "MemoryRegion", FakeRegion)
+    room = room_of(1)
+    budget = Budget(16 * room)
+    account = Account(budget, "a")
+    pool = BufferPool(
+        cast("Any", None), 0 if full else 1 << 30, Access.LOCAL_WRITE, account, LargeMemory(room)
+    )
+    lease = account.lease(HELD, room)
+    assert lease is not None
+    region: Any = await pool.take(room, lease)
+    retain(region)
+    pool.give(region)
+    lease.release()
+    if full:
+        assert (region.closed, budget.held(HELD), budget.held(AHEAD)) == (True, room, 0)
+    else:
+        assert (region.closed, budget.held(HELD), budget.held(AHEAD)) == (False, 0, room)
+        pool.drop_kept()
+        assert (region.closed, budget.held(AHEAD)) == (True, room)
+    let_go(region)
+    assert budget.held() == 0
 
 
 def test_g01_what_is_kept_to_send_counts_once_and_while_it_is_in_use(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def register(_: object, size: int, access: object) -> FakeRegion:
-        return FakeRegion(None, size, access)
-
     async def main() -> None:
         room = room_of(1)
         budget = Budget(16 * room)  # of which 4 are for what is kept, and 3 for a source
@@ -332,11 +456,13 @@ def test_g01_what_is_kept_to_send_counts_once_and_while_it_is_in_use(
         assert budget.held(AHEAD) == 3 * room
         last = await pool.take(4 * room)
         account.close()
+        assert budget.held(AHEAD) == 3 * room
+        pool.close()
         assert budget.held(AHEAD) == 0
         pool.give(last)
         assert last.closed
 
-    monkeypatch.setattr(MemoryRegion, "register", register)
+    monkeypatch.setattr(pool_module, "MemoryRegion", FakeRegion)
     run(main())
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from aiordma.errors import errno_error
 from aiordma.memory import governor, memlock
+from aiordma.memory import pool as pool_module
 from aiordma.memory.governor import (
     AHEAD,
     AWAITED,
@@ -32,7 +33,7 @@ from aiordma.verbs.mr import MemoryRegion
 from tests.inside.memory import hurry, sending_of, stop_clock
 
 from ..conftest import Run, settle
-from .fake_memory import FakeRegion
+from .fake_memory import FakeRegion, registered_with
 
 LIMIT_S = 20.0
 
@@ -46,14 +47,17 @@ class Scarce:
     def register(self, size: int) -> Callable[[], Awaitable[MemoryRegion]]:
         async def register() -> MemoryRegion:
             await asyncio.sleep(0)
-            if size > self.left:
-                raise errno_error(errno.ENOMEM, "ibv_reg_mr")
-            self.left -= size
-            region = FakeRegion(None, size)
-            region.when_gone(lambda: self._back(size))
-            return cast("MemoryRegion", region)
+            return self.region(size)
 
         return register
+
+    def region(self, size: int) -> MemoryRegion:
+        if size > self.left:
+            raise errno_error(errno.ENOMEM, "ibv_reg_mr")
+        self.left -= size
+        region = FakeRegion(None, size)
+        region.when_gone(lambda: self._back(size))
+        return cast("MemoryRegion", region)
 
     def _back(self, size: int) -> None:
         self.left += size
@@ -111,11 +115,14 @@ async def test_a_send_goes_on_without_its_turn_in_the_end(monkeypatch: pytest.Mo
     stop_clock(monkeypatch)  # a loop may call a millisecond before the time
     memory = LargeMemory(100)
     stuck = await memory.lease(100, None)  # its peer never reads
+    region = registered_with(stuck)
     late = await asyncio.wait_for(memory.lease(70, None), LIMIT_S)
     assert sending_of(memory) == 70, "the old turn does not count any more"
     await asyncio.wait_for(memory.lease(30, None), LIMIT_S)
     for turn in (stuck, late):
         turn.release()
+    assert sending_of(memory) == 30
+    region.close()
     assert sending_of(memory) == 30
 
 
@@ -195,8 +202,8 @@ def test_kept_buffers_make_room(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
     room = room_of(1)
     system = Scarce(4 * room)
 
-    async def register(_: object, size: int, access: object) -> MemoryRegion:
-        return await system.register(size)()
+    def register(_: object, size: int, access: object) -> MemoryRegion:
+        return system.region(size)
 
     async def main() -> None:
         memory = LargeMemory(1 << 30)
@@ -226,7 +233,7 @@ def test_kept_buffers_make_room(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
         account.close()
         assert budget.held(AHEAD) == 0
 
-    monkeypatch.setattr(MemoryRegion, "register", register)
+    monkeypatch.setattr(pool_module, "MemoryRegion", register)
     run(main())
 
 
