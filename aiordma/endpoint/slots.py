@@ -25,6 +25,7 @@ Theory of operation
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -114,12 +115,11 @@ class Common:
             self._releases.append(release)
         total = config.shared_slots
         if total is not None:
-            key = ("slots", id(context), total, config.slot_size)
-            self.budget, release = registry.acquire(key, lambda: Growth(total))
-            self._releases.append(release)
+            # As with `growth_of_loop`, slots of connections that are closed may still be pinned.
+            key, loop = ("slots", context.name, total, config.slot_size), asyncio.get_running_loop()
+            self.budget = registry.lasting(key, lambda: Growth(total), loop)
         elif plan.grows:
-            self.budget, release = growth_of_loop()
-            self._releases.append(release)
+            self.budget = growth_of_loop()
         if (interval := plan.silence[0]) is not None:
             self.wheel, release = wheel_of(interval)
             self._releases.append(release)

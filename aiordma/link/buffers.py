@@ -11,7 +11,6 @@ when it is unpinned, or when the queue pair is gone, and not before.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
 
 from aiordma._core import copy as copy_bytes
 from aiordma._core import crc32c
@@ -96,7 +95,7 @@ class Buffers:
     """
 
     __slots__ = (
-        "_account", "_budget", "_closed", "_cm_id", "_incoming", "_let_memory_go", "_memory",
+        "_account", "_budget", "_closed", "_cm_id", "_incoming", "_memory",
         "_outgoing", "_pd", "_pinned", "_sizes", "reads_expose", "rights",
     )  # fmt: skip
 
@@ -115,7 +114,6 @@ class Buffers:
         self._outgoing: BufferPool | None = None
         self._account: Account | None = None
         self._memory: LargeMemory | None = None
-        self._let_memory_go: Callable[[], None] | None = None
         self.rights: Rights = Rights()
         self._pinned: dict[MemoryRegion | LentPart, None] = _NOTHING
         self._closed = False
@@ -135,11 +133,7 @@ class Buffers:
     def memory(self) -> LargeMemory:
         """The memory of all large messages of the loop."""
         if self._memory is None:
-            self._memory, let_go = large_memory()
-            if self._closed:
-                let_go()
-            else:
-                self._let_memory_go = let_go
+            self._memory = large_memory()
         return self._memory
 
     @property
@@ -219,5 +213,3 @@ class Buffers:
         for pool in (self._incoming, self._outgoing):
             if pool is not None:
                 pool.close()
-        if self._let_memory_go is not None:
-            self._let_memory_go()

@@ -646,9 +646,6 @@ class Growth(Budget):
         """How much is neither used nor reserved; negative if the total has shrunk below that."""
         return self.total - self.count(GROWTH).held
 
-    def close(self) -> None:
-        """Do nothing, as there is no member any more."""
-
     def _others_wait(self, source: Hashable) -> bool:
         return any(member.source is not source for member in self._wanting.values())
 
@@ -781,15 +778,13 @@ def left(
     return bytes_left
 
 
-def growth_of_loop() -> tuple[Growth, Callable[[], None]]:
+def growth_of_loop() -> Growth:
     """The budget of further slots and rings of the running loop's connections and streams.
 
-    It is an eighth; the rest is for large messages and for the program.
-
-    Returns:
-        The budget, and a function that releases it.
+    It is an eighth; the rest is for large messages and for the program.  It lasts as long as the
+    loop: memory of connections that are closed may still be pinned.
     """
-    return registry.acquire("growth", lambda: Growth(left(8)))
+    return registry.lasting("growth", lambda: Growth(left(8)), asyncio.get_running_loop())
 
 
 PROCESS = Budget(left(4, most=_PROCESS_BYTES))

@@ -142,14 +142,13 @@ class LargeMemory:
         self._regions -= 1
         self.freed()
 
-    def close(self) -> None:
-        """Do nothing, as the last connection is gone, and no task waits."""
 
-
-def large_memory() -> tuple[LargeMemory, Callable[[], None]]:
-    """Return the LargeMemory of the running loop, and a function that lets it go.
+def large_memory() -> LargeMemory:
+    """Return the LargeMemory of the running loop.
 
     Sends pin a sixteenth of the memory that is left to pin at a time, as fetches need more; without
-    RLIMIT_MEMLOCK half.
+    RLIMIT_MEMLOCK half.  It lasts as long as the loop: memory of connections that are closed may
+    still be pinned.
     """
-    return registry.acquire("large memory", lambda: LargeMemory(left(16, part_of_all=2)))
+    loop = asyncio.get_running_loop()
+    return registry.lasting("large memory", lambda: LargeMemory(left(16, part_of_all=2)), loop)

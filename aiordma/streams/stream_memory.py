@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
 
 from aiordma._core import StreamState
 from aiordma.logs import log_of
@@ -32,7 +31,7 @@ _PATIENCE = 1024  # messages between two attempts to get a larger ring for sendi
 class StreamMemory:
     """Registered memory of one stream; made by `register`.
 
-    Larger rings have leases of the loop's budget (`governor.growth_of_loop`) until `leave`.
+    Larger rings have leases of the loop's budget (`governor.growth_of_loop`).
 
     Attributes:
         ring: Where the peer's bytes land.
@@ -48,7 +47,7 @@ class StreamMemory:
     """
 
     __slots__ = (
-        "_ask_at", "_member", "_pd", "_plan", "_release", "grown", "mapped", "own", "ring", "send",
+        "_ask_at", "_member", "_pd", "_plan", "grown", "mapped", "own", "ring", "send",
         "sources", "table", "views", "words",
     )  # fmt: skip
 
@@ -64,7 +63,6 @@ class StreamMemory:
         self._plan = plan
         self._ask_at = 0  # completed messages, before a larger ring for sending is tried
         self._member: Member | None = None
-        self._release: Callable[[], None] | None = None
         self.ring: MemoryRegion = ring
         self.table: MemoryRegion = table
         self.own: MemoryRegion = own
@@ -115,14 +113,8 @@ class StreamMemory:
         """Deregister.  Idempotent."""
         for region in (*self.regions, *self.sources):
             region.close()
-        if not self.grown:
-            self.leave()
-
-    def leave(self) -> None:
-        """Count the larger rings no more; not before the queue pair is gone, which pins them."""
-        if self._member is not None and self._release is not None:
+        if self._member is not None:
             self._member.close()
-            self._release()
 
     def widen_ring(self, state: StreamState) -> None:
         """Offer the peer a ring of full size, from the next time on that its first half is free."""
@@ -152,8 +144,7 @@ class StreamMemory:
     def _larger(self, size: int, access: Access) -> MemoryRegion | None:
         """Register memory; None where there is none to be had."""
         if self._member is None:
-            budget, self._release = growth_of_loop()
-            self._member = Member(budget, 0)
+            self._member = Member(growth_of_loop(), 0)
         lease = self._member.lease(GROWTH, size)
         if lease is None:
             return None

@@ -310,6 +310,4 @@ class StreamPort(AdapterSide):
 
     def _give_back(self) -> list[Resource]:
         self.memory.close()
-        if self.memory.grown:
-            self.when_gone(self.memory.leave)
         return [*self.memory.regions, *self.memory.sources]

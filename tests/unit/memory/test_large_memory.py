@@ -270,11 +270,24 @@ async def test_whatever_is_asked_for_comes_in_the_end(seed: int) -> None:
 
 async def test_a_loop_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memlock, "memory_to_pin", lambda: 8 << 20)
-    (first, let_go), (second, let_go_again) = large_memory(), large_memory()
-    assert first is second
-    assert 511 << 10 <= first.sends.total <= 512 << 10
-    let_go()
-    let_go_again()
+    memory = large_memory()
+    assert memory is large_memory()
+    assert 511 << 10 <= memory.sends.total <= 512 << 10
+
+
+async def test_g01_a_loop_counts_what_connections_that_are_closed_still_pin() -> None:
+    """Also where all are closed, and others come."""
+    member = Member(growth_of_loop(), 0)
+    slots, send = member.lease(GROWTH, 100), await large_memory().lease(200, "a connection")
+    assert slots is not None
+    regions = [registered_with(lease) for lease in (slots, send)]
+    send.release()
+    member.close()
+    assert (growth_of_loop().used, sending_of(large_memory())) == (100, 200)
+    assert growth_of_loop().members == 0
+    for region in regions:
+        region.close()
+    assert (growth_of_loop().used, sending_of(large_memory())) == (0, 0)
 
 
 async def test_budgets_are_parts_of_what_the_first_slots_leave(
@@ -290,7 +303,7 @@ async def test_budgets_are_parts_of_what_the_first_slots_leave(
     monkeypatch.setattr(memlock, "memory_to_pin", lambda: may)
     monkeypatch.setattr(governor, "FIRST", first := type(FIRST)())
     budget = Budget(left(4, most=256 << 20))
-    (growth, let_growth_go), (memory, let_go) = growth_of_loop(), large_memory()
+    growth, memory = growth_of_loop(), large_memory()
     assert sum_of(budget, growth, memory.sends) == may * 11 // 16
     first.pinned += 10_000 * 65_536
     rest = may - first.pinned
@@ -313,5 +326,3 @@ async def test_budgets_are_parts_of_what_the_first_slots_leave(
     await memory.lease(1 << 20, "a connection")
     first.pinned += -may - (200 << 20) - 10_000 * 65_536
     assert sum_of(budget, growth, memory.sends) == may * 11 // 16
-    let_growth_go()
-    let_go()
