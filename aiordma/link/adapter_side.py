@@ -325,8 +325,10 @@ class AdapterSide:
             self._unexplained = None
         self.completions.end()
         self.qp._on_first_failure = None
-        self.qp.close()
+        # First the memory, which stays registered until the queue pair is gone: the thread that
+        # destroys that deregisters it, too, before anybody is told of the end.
         self._parts = self._give_back()
+        self.qp.close()
         if self.own_pd:
             self.pd.close()
         self.cm_id.close()

@@ -10,6 +10,7 @@ import resource
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
@@ -21,7 +22,10 @@ import trustme
 import aiordma
 from aiordma import ListenerLimits, StreamConfig
 from aiordma.endpoint.config import DEFAULTS, plan_of
+from aiordma.memory.governor import FIRST
+from aiordma.verbs import QueuePair
 from tests.device.flood import flooding, pinned_bytes
+from tests.device.meeting import meet
 from tests.device.oracle import until
 from tests.device.streaming import Note
 from tests.inside.link import acceptor_of, limit_half_open, limit_tls
@@ -302,6 +306,42 @@ async def test_g02_half_open_streams_do_not_lock_others_out(
         await until(lambda: not acceptor_of(server).ledger.connections, 20)
         await until(lambda: not acceptor_of(server).places.open, 20)
         await until(lambda: pinned_bytes() == before, 20)
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["messages", "streams"])
+async def test_g02_a_client_counts_until_its_memory_is_deregistered(
+    address: str, monkeypatch: pytest.MonkeyPatch, *, streams: bool
+) -> None:
+    """Also where a thread destroys the queue pair while the loop still closes the connection."""
+    close, ends = QueuePair.close, list[tuple[int, int]]()
+
+    def close_and_wait(self: QueuePair) -> None:
+        before, gone = FIRST.pinned, threading.Event()
+        self._when_gone(gone.set)
+        close(self)
+        assert gone.wait(60)
+        ends.append((ledger.connections, before - FIRST.pinned))
+
+    async with contextlib.AsyncExitStack() as stack:
+        if streams:
+            server = await stack.enter_async_context(
+                await aiordma.create_server(Echo, address, 0, config=SMALL)
+            )
+            ledger = acceptor_of(server).ledger
+            await silent(address, server.port)
+            end = server.abort_clients
+        else:
+            listener = await stack.enter_async_context(aiordma.listen(address, 0))
+            ledger = acceptor_of(listener).ledger
+            client, accepted = await meet(listener, address)
+            stack.push_async_callback(client.wait_closed)
+            end = accepted.abort
+        await until(lambda: ledger.connections == 1)
+        monkeypatch.setattr(QueuePair, "close", close_and_wait)
+        end()
+        await until(lambda: any(not clients for clients, _ in ends))
+        freed = next(freed for clients, freed in ends if not clients)
+        assert freed > 0
 
 
 @pytest.mark.parametrize(
