@@ -43,6 +43,7 @@ from aiordma.link.adapter_side import AdapterSide, Closing, Owner
 from aiordma.link.completions import Completions
 from aiordma.link.dialing import shared_channel
 from aiordma.logs import log_of
+from aiordma.memory.governor import FIRST
 from aiordma.verbs.ah import GRH, AddressHandle
 from aiordma.verbs.comp_channel import shared_completions
 from aiordma.verbs.context import Context
@@ -144,6 +145,8 @@ class DatagramPort(AdapterSide):
             undo.callback(incoming.close)
             outgoing = await MemoryRegion.register(pd, SEND_DEPTH * mtu)
             undo.callback(outgoing.close)
+            for region in (incoming, outgoing):
+                FIRST.count(region)
             cq = CompletionQueue(context, config.recv_depth + SEND_DEPTH, channel)
             undo.callback(cq.close)
             attr = QPInitAttr(

@@ -24,9 +24,10 @@ Theory of operation
     other has bytes of LARGE, because the program itself has set the limit of its size.
 
     The first slots and rings of connections and streams are pinned as long as these exist, and need
-    no lease; a listener counts them before it admits a client (link/admission.py).  `FIRST` sums
-    them up, because the budgets are fractions of the memory that is left.  Fractions of all memory
-    would promise bytes that the first slots of many connections have already pinned.
+    no lease; a listener counts them before it admits a client (link/admission.py).  The same is
+    true of what datagram endpoints and `Memory` objects pin.  `FIRST` sums them up, because the
+    budgets are fractions of the memory that is left.  Fractions of all memory would promise bytes
+    that the first slots of many connections have already pinned.
 
     All counts are changed under `_lock`, because that happens in any thread: loops in several
     threads share the budget of the process, and a lease ends in the thread that deregisters its
@@ -723,7 +724,7 @@ class Member(Account):
 
 
 class First:
-    """What is pinned without a lease: first slots and rings, and every `Memory`.
+    """What is pinned without a lease: first slots and rings, slots for datagrams, every `Memory`.
 
     Attributes:
         pinned: The number of bytes.

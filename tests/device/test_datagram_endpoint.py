@@ -14,6 +14,8 @@ import pytest
 
 import aiordma
 from aiordma import DatagramAddress, create_datagram_endpoint
+from aiordma.memory.governor import FIRST
+from aiordma.metrics import snapshot
 from aiordma_softroce.network import ADDRESS_V6
 from tests.device.datagrams import Echo, Recorder, endpoint, where
 from tests.device.forking import in_child, outcome, refusals, silences
@@ -46,6 +48,15 @@ async def test_a_thousand_datagrams_there_and_back(address: str) -> None:
         (source,) = {addr for _, addr in server.got}
         assert source == DatagramAddress(address, 0, client.transport.get_extra_info("qpn"))
         assert not client.errors + server.errors
+
+
+async def test_the_memory_of_an_endpoint_is_counted(address: str) -> None:
+    """The budgets for messages are parts of what it leaves."""
+    before = FIRST.pinned
+    async with endpoint(Recorder, (address, 0)):
+        (found,) = snapshot().datagrams
+        assert found.pinned_bytes == FIRST.pinned - before > 0
+    assert FIRST.pinned == before
 
 
 async def test_the_calls_of_a_protocol(address: str) -> None:
