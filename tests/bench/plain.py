@@ -101,6 +101,12 @@ FAN_OUT = "fan-out"
 #: Connections that a message is sent over.
 FANNED = 20
 DEATHS = ("deaths", "events")
+#: Those of plain_verbs.py, and their rows in docs/costs.md.
+VERBS = {
+    "awaited": "`QueuePair.send` and `recv`, awaited, 64 B",
+    "posted": "the same by `post_send`, `post_recv` and `anext(cq)`",
+    "prepared": "the same by `prepare_send`, `prepare_recv` and `anext(cq)`",
+}
 #: Those of plain_requests.py.
 ASKS = ("ask", "pooled", "timed-requests")
 #: Connections of these: at once, and idle.
@@ -127,7 +133,8 @@ def program(
     files = {ONE_SIDED[0]: "one_sided"} | dict.fromkeys(dict(STREAMS), "streams")
     files |= dict.fromkeys((*MANY, FAN_OUT), "many") | dict.fromkeys(DEATHS, "death")
     files |= {form: "dask" for form, _ in DASK} | dict.fromkeys((BUFFERS, OUTGOING), "buffers")
-    files |= dict.fromkeys(ASKS, "requests") | {form: "notes" for form, _ in NOTED}
+    files |= dict.fromkeys(VERBS, "verbs") | dict.fromkeys(ASKS, "requests")
+    files |= {form: "notes" for form, _ in NOTED}
     module = f"python:tests.bench.plain_{files.get(form, 'peer')}"
     client, server = (
         (module, role, form, str(number), loop, over, "{address}", "{port}")
@@ -164,6 +171,7 @@ COSTS: tuple[tuple[str, str, str], ...] = (
     ("the same, and `Lease.notes`", name("notes", SMALL), "note us"),
     ("`Broadcast.send` of 1 KiB to 20", name(FAN_OUT, FANNED), "together us"),
     ("`connect` and `accept`, 50 at once, a pair", name("connects", AT_ONCE), "us"),
+    *((call, name(form, SMALL), "us") for form, call in VERBS.items()),
 )
 
 
@@ -270,6 +278,7 @@ def jobs() -> list[Job]:
         program(*ONE_SIDED),
         *(program(BUFFERS, size) for size in BUFFER_SIZES),
         program(OUTGOING, SMALL),
+        *(program(form, SMALL) for form in VERBS),
         *asks(),
         *(program(*which) for which in NOTED),
         *many(),

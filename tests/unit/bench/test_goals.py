@@ -27,6 +27,7 @@ from tests.bench import (
     plain_peer,
     plain_requests,
     plain_streams,
+    plain_verbs,
     run,
     tables,
 )
@@ -128,7 +129,7 @@ def test_ordinary_programs_come_first_and_their_forms_exist() -> None:
     assert run.ROWS[: len(plain.ROWS)] == plain.ROWS
     modules = (
         plain_buffers, plain_dask, plain_death, plain_many, plain_notes, plain_one_sided,
-        plain_peer, plain_requests, plain_streams,
+        plain_peer, plain_requests, plain_streams, plain_verbs,
     )  # fmt: skip
     forms: dict[str, Any] = {file.__name__.rpartition(".")[2]: file.FORMS for file in modules}
     ours = [job for job in plain.jobs() if job.name.startswith("plain ")]
