@@ -136,7 +136,8 @@ class ConnectionConfig:
         tos: Type of service of the packets (IPv4), or traffic class (IPv6), 0 to 255; None for the
             system's default.  The connecting side chooses for both.
         ack_timeout: Exponent e of the adapter's acknowledgement timeout, 4.096 us * 2**e; 16 means
-            268 ms.  The adapter retries six times, so a dead peer is detected after seven timeouts.
+            268 ms.  The adapter retries six times, so a dead peer is detected after seven timeouts,
+            1.9 s; the specification lets an adapter wait up to four times as long in each.
         rnr_retry_count: How often each side retries when the other has no receive posted, 0 to 7;
             7 means forever.
         close_timeout_s: Seconds within which sent messages have to arrive when the connection ends:
