@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from aiordma.contrib.prometheus import RdmaCollector, register
 from aiordma.link.tally import BOUNDS_S
+from tests.pages import DOCS
 
 from ..metrics.seen import TOTALS, seen
 
@@ -61,6 +63,14 @@ def test_totals_are_counters() -> None:
         ("datagrams_ignored", TOTALS.datagrams_ignored),
     ):
         assert found[f"aiordma_{name}_total", ()] == value, name
+
+
+def test_the_page_names_metrics_that_there_are() -> None:
+    named = set(re.findall(r"\baiordma_[a-z_]+\b", (DOCS / "observing.md").read_text()))
+    exported = {name for name, _ in scraped(each_connection=True)}
+    shown = exported | {name.removesuffix("_bucket") for name in exported}
+    assert len(named) > 20
+    assert named - shown == set()
 
 
 def test_durations_are_histograms_whose_buckets_are_summed_up() -> None:
