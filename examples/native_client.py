@@ -39,7 +39,6 @@ async def main(host: str = "10.80.0.1", port: str = "18516") -> None:
         pd = own(ProtectionDomain(context))
         channel = own(CompletionChannel(context))
         cq = own(CompletionQueue(context, 16, channel))
-        cq.req_notify()
         qp = own(cm_id.create_qp(pd, QPInitAttr(send_cq=cq, max_send_wr=8, max_recv_wr=8)))
         mr = own(MemoryRegion(pd, 4096))
 
