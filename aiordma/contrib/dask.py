@@ -75,6 +75,7 @@ from aiordma.errors import (
 from aiordma.interfaces import has_address
 from aiordma.link.limits import ListenerLimits
 from aiordma.link.transport_socket import address_of
+from aiordma.loop.lasting import until_done
 from aiordma.loop.limit import Limit
 from aiordma.loop.running import from_finalizer
 from aiordma.loop.wait_line import WaitLine
@@ -525,14 +526,12 @@ class RdmaComm(Comm):
             while under_way:
                 await under_way.popleft()
                 self._written += 1
-        except GeneratorExit:  # the coroutine is closed, and cannot wait
+        except BaseException as exc:
             for task in under_way:
                 task.add_done_callback(lambda each: each.cancelled() or each.exception())
-            self._connection.abort()
-            raise
-        except BaseException:
-            self._connection.abort()  # which ends the others
-            await asyncio.gather(*under_way, return_exceptions=True)
+            self._connection.abort()  # which ends them
+            if not isinstance(exc, GeneratorExit):  # else the coroutine is closed, and cannot wait
+                await until_done(under_way)
             raise
 
     # End

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from aiordma.cm.address import Address
 from aiordma.errors import ConnectionRejectedError, ConnectTimeoutError, DeviceNotFoundError
+from aiordma.loop.lasting import until_done
 
 __all__ = ["AllFailedError", "interleave", "race"]
 
@@ -141,7 +142,9 @@ async def _end(tasks: Iterable[asyncio.Task[T]], discard: Callable[[T], object])
             discard(task.result())
 
     for task in tasks:
-        task.cancel()
-        task.add_done_callback(settle)
-    if tasks:
-        await asyncio.wait(tasks)
+        if task.done():
+            settle(task)
+        else:
+            task.cancel()
+            task.add_done_callback(settle)
+    await until_done(tasks)

@@ -30,6 +30,7 @@ from aiordma.endpoint.sending import Sender
 from aiordma.endpoint.wire import FrameKind
 from aiordma.errors import MessageTooLargeError
 from aiordma.loop import fork
+from aiordma.loop.lasting import until_done
 from aiordma.loop.running import check_loop
 from aiordma.loop.uncopied import Uncopied
 from aiordma.verbs.wr import SGE
@@ -552,8 +553,7 @@ async def _finish(tasks: Iterable[asyncio.Task[None]], timeout: float | None) ->
         late = [task for task in tasks if not task.done()]
         for task in late:
             task.cancel()
-        if late:
-            await asyncio.wait(late)  # a send that is canceled ends at once
+        await until_done(late)  # a send that is canceled ends at once
 
 
 def _count(task: asyncio.Task[None], member: _Member, delivery: _Outcomes) -> None:

@@ -24,6 +24,7 @@ from aiordma.errors import RdmaError, RequestError, RequestRefusedError
 from aiordma.link import tally
 from aiordma.link.limits import ListenerLimits
 from aiordma.link.log_share import LogShare
+from aiordma.loop.lasting import until_done
 from aiordma.loop.running import is_canceled
 from aiordma.memory.shared import Memory
 from aiordma.requests.served import STOPPING, Request, Served
@@ -159,9 +160,10 @@ async def _handle_all(
         await served.ended()
     finally:
         served.starters.remove(handlers)
-        handlers.cancel_all()
-        await handlers.end()
-        await served.told(connection.config.close_timeout_s)
+        try:
+            await handlers.cancel_all()
+        finally:
+            await served.told(connection.config.close_timeout_s)
 
 
 class _Handlers:
@@ -213,18 +215,25 @@ class _Handlers:
             if self.begin(request) and not request._answered:
                 request._set_starter(self)
 
-    def cancel_all(self) -> None:
-        """Cancel all handlers."""
-        for request in list(self._tasks):
+    async def cancel_all(self) -> None:
+        """Cancel all handlers, and wait for their end, which a cancellation does not cut short."""
+        for request in self._tasks:
             self.cancel(request)
+        try:
+            await until_done(self._tasks.values())
+        finally:
+            self._forget_done()
 
     async def end(self) -> None:
         """Wait until no handler runs, and no request is queued."""
         while self._tasks:
             await asyncio.wait(list(self._tasks.values()))
-            for request, task in list(self._tasks.items()):
-                if task.done():  # it was canceled before it began, and not by `cancel`
-                    self._never_begun(request)
+            self._forget_done()
+
+    def _forget_done(self) -> None:
+        for request, task in list(self._tasks.items()):
+            if task.done():  # it was canceled before it began, and not by `cancel`
+                self._never_begun(request)
 
     def cancel(self, request: Request) -> None:
         """Cancel the handler of a request: the peer waits no more, or the server stops."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import signal
 import threading
@@ -31,6 +32,7 @@ from aiordma.errors import ConnectionEndedError, RdmaError, ResourceClosedError
 from aiordma.link.limits import ListenerLimits
 from aiordma.link.log_share import LogShare
 from aiordma.logs import FOR_ALL, log_of
+from aiordma.loop.lasting import until_done
 from aiordma.loop.running import check_loop, check_thread, is_canceled
 from aiordma.loop.uncopied import Uncopied
 from aiordma.memory.shared import Memory
@@ -43,6 +45,10 @@ _BACKLOG = 256
 #: connection of its own waits a second at most for the peer to disconnect.
 _QUIET_S = 1.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+#: The marks of the servers that have called the handler in which the current task was made.
+_handled_by: contextvars.ContextVar[frozenset[object]] = contextvars.ContextVar(
+    "servers of the handler", default=frozenset()
+)
 
 Handler = Callable[[Connection], Awaitable[object]]
 Subject = TypeVar("Subject")
@@ -153,6 +159,7 @@ class Server(Uncopied):
         self.listener = listener
         self.grace_s = grace_s
         self._handler = handler
+        self._mark = object()  # in `_handled_by`, which keeps no server alive
         self._loop = asyncio.get_running_loop()
         self._connections: dict[asyncio.Task[None], Connection] = {}
         self._working = 0  # handlers that have not returned; the other connections only close
@@ -196,6 +203,7 @@ class Server(Uncopied):
             task.add_done_callback(self._connections.pop)
 
     async def _serve(self, connection: Connection) -> None:
+        _handled_by.set(_handled_by.get() | {self._mark})
         try:
             async with connection:
                 try:
@@ -321,7 +329,8 @@ class Server(Uncopied):
             DeviceRemovedError: The RDMA devices of all addresses were removed.
             RuntimeError: Not in the server's event loop.
 
-        Cancellation: cancels the handlers, and waits for their end.
+        Cancellation: cancels the handlers, and waits for their end, unless it is a handler that
+        has called this.
         """
         check_loop(self._loop, "server")
         if self._stopping is None:
@@ -332,7 +341,8 @@ class Server(Uncopied):
         except asyncio.CancelledError:
             for task in self._connections:
                 task.cancel()
-            await asyncio.wait([self._stopping])
+            if self._mark not in _handled_by.get():  # else the end would wait for this call
+                await until_done([self._stopping])
             raise
 
     async def _stop(self) -> None:

@@ -358,6 +358,13 @@ class Resource(Uncopied):
                 return
         function()
 
+    def _until_gone(self) -> asyncio.Future[None]:
+        """A future of the running loop that is done when the C object is destroyed."""
+        loop = asyncio.get_running_loop()
+        gone: asyncio.Future[None] = loop.create_future()
+        self._when_gone(functools.partial(_end_soon, loop, gone))
+        return gone
+
     async def wait_closed(self, timeout: float = 60.0) -> None:
         """Wait until the C object is destroyed.
 
@@ -373,9 +380,7 @@ class Resource(Uncopied):
         """
         if self._outcome is None or self._ending is not None:
             # Awaited even if the object is gone: functions of `_when_gone` run first.
-            loop = asyncio.get_running_loop()
-            gone: asyncio.Future[None] = loop.create_future()
-            self._when_gone(functools.partial(_end_soon, loop, gone))
+            gone = self._until_gone()
             with Limit(timeout, "destroying the " + type(self).__name__, _STILL_THERE):
                 await gone
         if isinstance(self._outcome, BaseException):

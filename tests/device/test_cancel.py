@@ -89,7 +89,8 @@ async def test_connect_to_a_name_with_two_addresses(
             clients.append(await connect(address))  # the listener is unharmed
             await served(listener, *clients)
 
-    assert await for_every_step(scenario, late=late) >= 3
+    # Both attempts may have ended when the first of them is seen.
+    assert await for_every_step(scenario, late=late) >= 2
 
 
 async def test_accept(address: str, late: bool) -> None:

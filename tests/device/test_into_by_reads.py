@@ -7,6 +7,7 @@ import ctypes
 import mmap
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 
@@ -15,7 +16,7 @@ from aiordma import ConnectionConfig
 from tests.device.meeting import paired
 from tests.device.oracle import until
 from tests.device.request_server import answer_to, handler, question
-from tests.device.test_request_into import LIMIT_S, MIB, asking, is_idle
+from tests.device.test_request_into import FETCHED, LIMIT_S, MIB, asking, is_idle
 from tests.inside.endpoint import hold_reads, link_of
 
 pytestmark = pytest.mark.device
@@ -68,30 +69,50 @@ async def test_the_processor_does_not_write_to_it(
     assert array.tobytes() == answer_to(1, size)
 
 
-@pytest.mark.parametrize("how", ["cancel", "deadline"])
+@pytest.mark.parametrize("how", ["cancel", "deadline", "scope", "recv_into in a scope"])
 async def test_a_call_ends_when_the_adapter_has_stopped_writing(address: str, how: str) -> None:
-    """It ends by a cancellation or its deadline, but not before the READs under way have ended."""
+    """It ends by a cancellation or its deadline, but not before the READs under way have ended.
+
+    A cancel scope of anyio cancels it in every turn of the loop until then.
+    """
     size = MIB
-    async with asking(address) as (client, _):
-        buffer = bytearray(size)
-        with hold_reads(client) as held:
-            timeout = DEADLINE_S if how == "deadline" else None
-            calling = asyncio.create_task(
-                client.request(question(2, size, 0, 0), into=buffer, timeout=timeout)
-            )
+    buffer = bytearray(size)
+    scope = anyio.CancelScope()
+    timeout = DEADLINE_S if how == "deadline" else None
+    async with asking(address) as (client, _), paired(address, FETCHED) as (sender, receiver):
+
+        async def call() -> None:
+            with scope:
+                if "recv_into" in how:
+                    await receiver.recv_into(buffer)
+                else:
+                    await client.request(question(2, size, 0, 0), into=buffer, timeout=timeout)
+
+        # From the first call on no large message is fetched before the next.
+        await asyncio.gather(sender.send(b"first"), receiver.recv_into(bytearray(5)))
+        sending = asyncio.create_task(sender.send(answer_to(1, size)))
+        with hold_reads(receiver if "recv_into" in how else client) as held:
+            calling = asyncio.create_task(call())
             await until(lambda: bool(held), LIMIT_S)
             if how == "cancel":
                 calling.cancel()
+            elif "scope" in how:
+                scope.cancel()
             wait_s = 0.3 if timeout is None else DEADLINE_S + 0.3
             ended, _ = await asyncio.wait((calling,), timeout=wait_s)
             assert not ended
             with pytest.raises(BufferError):
                 buffer.append(0)
-        with pytest.raises(
-            asyncio.CancelledError if how == "cancel" else aiordma.RequestDeadlineError
-        ):
-            await calling
+        await asyncio.wait((calling,))
+        assert calling.cancelled() == (how == "cancel")
+        assert scope.cancelled_caught == ("scope" in how)
+        if how == "deadline":
+            with pytest.raises(aiordma.RequestDeadlineError):
+                await calling
         buffer[:] = b"\xee" * size
         buffer.append(0)
+        with await receiver.recv() as message:
+            assert message == answer_to(1, size)
+        await sending
         await is_idle(client)
         assert buffer == b"\xee" * size + b"\0"

@@ -38,6 +38,11 @@ def limit_fetches(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(fetch, "FETCH_TIMEOUT_S", seconds)
 
 
+def limit_revoking(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """How long a call that was left waits for its memory once the connection is ended."""
+    monkeypatch.setattr(fetch, "_REVOKE_S", seconds)
+
+
 def limit_identity(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """How long an operation waits for the peer to say which memory is its own."""
     monkeypatch.setattr(one_sided, "_IDENTITY_S", seconds)

@@ -129,6 +129,13 @@ def fake_regions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     copy_up_to(monkeypatch, 1 << 18 if request.param == "copied" else 0)
 
 
+async def cancel_at_every_turn(task: asyncio.Task[Any]) -> None:
+    """Cancel a task until it is done, as a cancel scope of anyio does."""
+    while not task.done():
+        task.cancel()
+        await asyncio.sleep(0)
+
+
 async def settle(rounds: int = 5) -> None:
     """Let every other task run until it waits."""
     for _ in range(rounds):

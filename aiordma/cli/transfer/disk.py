@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 from aiordma.cli.transfer.failure import TransferError
 from aiordma.cli.transfer.folder import Incoming, Source
 from aiordma.cli.transfer.frames import MOST_DATA, Reason
+from aiordma.loop.lasting import until_done
 
 __all__ = ["PART", "ReadAhead", "WriteBehind", "in_thread"]
 
@@ -45,16 +46,11 @@ class _Call(Generic[T]):
 
     async def end(self) -> None:
         """Wait for the end of the call, whatever its result; cancellation waits as long."""
-        canceled: asyncio.CancelledError | None = None
-        while not self._future.done():
-            try:
-                await asyncio.wait([self._future])
-            except asyncio.CancelledError as exc:
-                canceled = exc
-        if not self._future.cancelled():
-            self._future.exception()  # retrieved, so that asyncio does not report it
-        if canceled is not None:
-            raise canceled
+        try:
+            await until_done((self._future,))
+        finally:
+            if self._future.done() and not self._future.cancelled():
+                self._future.exception()  # retrieved, so that asyncio does not report it
 
 
 async def in_thread(function: Callable[..., T], *arguments: object) -> T:

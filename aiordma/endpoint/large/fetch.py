@@ -34,6 +34,7 @@ from aiordma.errors import (
 )
 from aiordma.link.buffers import settled, sum_of
 from aiordma.loop import background
+from aiordma.loop.lasting import until_done
 from aiordma.loop.timers import Timer, call_later, now
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.governor import AHEAD, HELD, Lease
@@ -577,9 +578,8 @@ class Fetcher:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            while not task.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait((task,))
+            with contextlib.suppress(asyncio.CancelledError):  # the first is raised below
+                await until_done((task,))
             if not task.cancelled() and task.exception() is None:
                 region = task.result()
                 if isinstance(region, MemoryRegion):
@@ -620,23 +620,23 @@ class Fetcher:
         self._admit()
 
     async def _revoked(self, region: MemoryRegion) -> None:
-        """Wait until the adapter cannot write to memory of the program; not to be canceled."""
-        seconds = FETCH_TIMEOUT_S
-        for last in (False, True):
-            end = now() + seconds
-            while True:
-                try:
-                    await region.wait_closed(max(end - now(), 0.001))
-                except asyncio.CancelledError:
-                    continue  # the caller raises anyway, as soon as the memory is safe
-                except TimeoutError:
-                    break
-                except (OSError, MemoryError):
-                    return  # this was logged, and the memory is never freed
-                return
-            if not last:
-                self._give_up("READs into the buffer of a call that was left do not end")
-                seconds = _REVOKE_S
+        """Wait until the adapter cannot write to memory of the program.
+
+        Cancellation: is raised when the memory is safe, or when everything was tried.
+        """
+        gone = region._until_gone()
+        try:
+            await until_done((gone,), FETCH_TIMEOUT_S)
+        except asyncio.CancelledError:
+            await self._end_reads(gone)
+            raise
+        await self._end_reads(gone)
+
+    async def _end_reads(self, gone: asyncio.Future[None]) -> None:
+        """End the connection, if the region of READs that were left is still not gone."""
+        if not gone.done():
+            self._give_up("READs into the buffer of a call that was left do not end")
+            await until_done((gone,), _REVOKE_S)
 
     # Progress
 

@@ -19,9 +19,15 @@ from aiordma.errors import (
     RdmaTimeoutError,
     ResourceClosedError,
 )
-from tests.inside.endpoint import copy_in_steps, copy_up_to, limit_fetches, read_in_chunks
+from tests.inside.endpoint import (
+    copy_in_steps,
+    copy_up_to,
+    limit_fetches,
+    limit_revoking,
+    read_in_chunks,
+)
 
-from ..conftest import settle
+from ..conftest import cancel_at_every_turn, settle
 from ..memory.fake_memory import FakeRegion
 from .fabric import FakeLink, Wire, use_fake_regions
 
@@ -239,6 +245,42 @@ async def test_a_canceled_read_is_waited_for_and_done_anew(served: int) -> None:
     await wire.close()
 
 
+@pytest.mark.parametrize("times", [1, 3])
+async def test_memory_is_let_go_that_a_thread_registers_for_a_canceled_call(
+    monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """However often the call is canceled while the thread is at it."""
+    monkeypatch.setattr("aiordma.endpoint.large.fetch.INLINE_BYTES", 0)
+    monkeypatch.setattr("aiordma.endpoint.large.fetch.MemoryRegion", FakeRegion)
+    wire = await opened()
+    link: Any = wire.links[1]
+    register, registered = link.register, asyncio.Event()
+
+    async def slowly(memory: Any, access: Any) -> Any:
+        await registered.wait()
+        return await register(memory, access)
+
+    link.register = slowly
+    buffer = bytearray(LARGE)
+    receiving = asyncio.create_task(wire.ends[1].recv_into(buffer))
+    sending = asyncio.create_task(wire.ends[0].send(some(LARGE)))
+    await wire.run()
+    for _ in range(times):
+        receiving.cancel()
+        await settle()
+    assert not receiving.done()
+    registered.set()
+    with pytest.raises(asyncio.CancelledError):
+        await receiving
+    buffer.append(0)
+    receive = asyncio.create_task(wire.ends[1].recv_into(buffer))
+    await wire.run()
+    assert await receive == LARGE
+    await sending
+    await wire.close()
+    assert FakeRegion.regions == {}
+
+
 async def test_a_canceled_read_leaves_the_message_to_a_task_that_waits() -> None:
     wire = await opened()
     receiving = asyncio.create_task(wire.ends[1].recv_into(bytearray(LARGE)))
@@ -294,6 +336,54 @@ async def test_reads_that_hang_end_with_the_connection(monkeypatch: pytest.Monke
     with pytest.raises(ConnectionLostError):
         await sending
     assert FakeRegion.regions == {}
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_the_wait_for_memory_is_bounded_however_often_it_is_canceled(
+    monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """The connection is ended, and not even that makes the adapter let go of the buffer."""
+    limit_fetches(monkeypatch, 0.05)
+    limit_revoking(monkeypatch, 0.05)
+    wire, buffer, receiving, sending = await in_the_middle()
+    flushed = asyncio.Event()
+    link: Any = wire.links[1]
+    link.quiesce = flushed.wait
+    receiving.cancel()
+    if again:
+        await cancel_at_every_turn(receiving)
+    with pytest.raises(asyncio.CancelledError):
+        await receiving
+    assert isinstance(link.failure, RdmaTimeoutError)
+    with pytest.raises(BufferError):
+        buffer.append(0)
+    flushed.set()
+    await wire.lose()
+    buffer.append(0)
+    with pytest.raises(ConnectionLostError):
+        await sending
+
+
+async def test_a_call_is_canceled_while_a_lost_connection_lets_go_of_its_buffer() -> None:
+    """The cancellation is waited with, and not swallowed."""
+    wire, buffer, receiving, sending = await in_the_middle()
+    flushed = asyncio.Event()
+    link: Any = wire.links[1]
+    link.quiesce = flushed.wait
+    losing = asyncio.create_task(wire.lose())
+    await settle(20)
+    receiving.cancel()
+    await settle(20)
+    assert not receiving.done(), "READs are under way"
+    with pytest.raises(BufferError):
+        buffer.append(0)
+    flushed.set()
+    with pytest.raises(asyncio.CancelledError):
+        await receiving
+    buffer.append(0)
+    await losing
+    with pytest.raises(ConnectionLostError):
+        await sending
 
 
 async def test_a_message_that_does_not_match_its_checksum() -> None:

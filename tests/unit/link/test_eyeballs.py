@@ -21,7 +21,7 @@ from aiordma.errors import (
 from aiordma.link.eyeballs import AllFailedError, interleave, race
 from tests.device.stepping import Steps, run_canceled
 
-from ..conftest import settle
+from ..conftest import cancel_at_every_turn, settle
 
 V4 = [(f"10.0.0.{i}", 7) for i in range(1, 4)]
 V6 = [(f"fd80::{i}", 7) for i in range(1, 4)]
@@ -206,3 +206,31 @@ def test_all_errors_in_the_kind_of_the_one_that_came_furthest(reverse: bool) -> 
             assert isinstance(one, ConnectionRejectedError)
             assert one.private_data == b"no"
             assert one.status == 8
+
+
+@pytest.mark.parametrize("won", [False, True])
+async def test_canceled_at_every_turn(won: bool) -> None:
+    """All attempts have closed what they had when the race ends, however long that takes."""
+    net = Net()
+    closing: set[Address] = set()
+
+    async def attempt(address: Address) -> str:
+        try:
+            return await net.attempt(address)
+        except asyncio.CancelledError:
+            closing.add(address)
+            await settle()
+            closing.remove(address)
+            raise
+
+    racing = asyncio.create_task(race([V6[0], V4[0], V4[1]], attempt, 0, net.open.discard))
+    await settle()
+    if won:
+        net.answer(V6[0])
+        while not closing:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    await cancel_at_every_turn(racing)
+    assert racing.cancelled()
+    assert not closing
+    assert not net.open
+    assert len(asyncio.all_tasks()) == 1

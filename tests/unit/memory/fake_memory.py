@@ -125,11 +125,14 @@ class FakeRegion:
 
     _when_gone = when_gone
 
+    def _until_gone(self) -> asyncio.Future[None]:
+        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.when_gone(lambda: None if gone.done() else gone.set_result(None))
+        return gone
+
     async def wait_closed(self, timeout: float = 60.0) -> None:
         async with asyncio.timeout(timeout):
-            ended = asyncio.Event()
-            self.when_gone(ended.set)
-            await ended.wait()
+            await self._until_gone()
 
 
 def registered_with(lease: Lease) -> FakeRegion:

@@ -12,6 +12,8 @@ import pytest
 from aiordma import Server
 from tests.inside.service import tell_of_handlers_after
 
+from ..conftest import cancel_at_every_turn, settle
+
 LINE = r"the server stops, and waits up to \S+ s for the handlers of (\d+) connections?"
 
 
@@ -86,3 +88,53 @@ async def test_only_handlers_that_run_are_told_of(
     await stopping
     told = [re.match(LINE, message) for message in caplog.messages]
     assert [found and int(found[1]) for found in told] == ([working] if working else [])
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_canceled_stop_waits_for_the_end_of_handlers(again: bool) -> None:
+    """However often it is canceled, as by a cancel scope of anyio."""
+    connections = [FakeConnection() for _ in range(3)]
+    ended = 0
+
+    async def handler(connection: Any) -> None:
+        nonlocal ended
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await settle()  # as one that has something to put in order
+            ended += 1
+
+    listener: Any = FakeListener(connections)
+    server = Server(listener, handler, grace_s=60)
+    for connection in connections:
+        connection.answered.set()
+    while len(server.connections) < len(connections):  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    stopping = asyncio.create_task(server.stop())
+    await settle()
+    stopping.cancel()
+    if again:
+        await cancel_at_every_turn(stopping)
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    assert ended == len(connections)
+    assert not server.connections
+
+
+async def test_a_handler_may_stop_its_server() -> None:
+    """It is canceled as any other, and the end does not wait for a call that waits for it."""
+    connection = FakeConnection()
+    connection.answered.set()
+    stopped = asyncio.Event()
+
+    async def handler(_: Any) -> None:
+        try:
+            await asyncio.create_task(server.stop())  # a task of the handler's is the same
+        finally:
+            stopped.set()
+
+    listener: Any = FakeListener([connection])
+    server = Server(listener, handler, grace_s=0.01)
+    await stopped.wait()
+    await server.stop()
+    assert not server.connections
