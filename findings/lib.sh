@@ -8,6 +8,8 @@
 #   packages NAME=VERSION ...   unpack these, and all that they depend on; $GUEST is what a guest needs
 #   compile NAME                compile NAME.c of its here-document into the guest's /bin
 #   guest SECONDS               run its here-document in the guest; what that prints is in $seen
+#   wheels NAME==VERSION ...    in place of these: install packages of PyPI, with pip, in the folder
+#   python                      run its here-document by Python with them; $seen as of a guest
 #   expect TEXT REGEX           fail if no line of $seen matches
 #   as_described                say so, and end with 0
 
@@ -90,6 +92,21 @@ END
     done
     rm -rf "$tmp/apt" "$root/usr/share/doc" "$root/usr/share/locale" "$root/usr/share/man"
     [ -z "${FINDINGS_KEEP:-}" ] || { cp -a "$root" "$same.$$" && mv "$same.$$" "$same"; }
+}
+
+wheels() {
+    echo "wheels:" "$@"
+    needs python3
+    python3 -m venv "$tmp/venv" >"$tmp/log" 2>&1 || unable "python3 -m venv: $(tail -n 1 "$tmp/log")"
+    "$tmp/venv/bin/python" -m pip install -q --disable-pip-version-check "$@" >"$tmp/log" 2>&1 ||
+        unable "pip install $*: $(tail -n 1 "$tmp/log")"
+}
+
+python() {
+    cat >"$tmp/program.py"
+    timeout 120 "$tmp/venv/bin/python" "$tmp/program.py" >"$seen" 2>"$tmp/log" ||
+        unable "the program ended with $?: $(tail -n 1 "$tmp/log")"
+    show
 }
 
 compile() {

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import hypothesis
 import pytest
 
 # pytest shows the values of what a test module asserts, and has to be asked for helper modules.
@@ -64,10 +65,9 @@ def pytest_collection_finish() -> None:
 
     Many tests collect garbage, and each time would look through all of it.
     """
-    if hypothesis := sys.modules.get("hypothesis"):
-        # When it first runs a test it asks who refers to the generators that it is to seed, and
-        # is not told of what is frozen by then.
-        hypothesis.given(hypothesis.strategies.none())(lambda _: None)()
+    # When it first runs a test it asks who refers to the generators that it is to seed, and is not
+    # told of what is frozen by then; nor where it is imported later, as by its plugin at the end.
+    hypothesis.given(hypothesis.strategies.none())(lambda _: None)()
     gc.collect()
     gc.freeze()
 
