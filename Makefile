@@ -11,7 +11,7 @@
 #   make fuzz [SECONDS=600]  the C that reads the wire, guided by coverage (needs clang)
 #   make mutate [ONLY="name"] bugs that are put in one at a time, and the tests that must find them
 #   make calibrate [RECORD=] [PROGRAMS="a_fence a_read"] the fabric's profiles beside the adapters; docs/calibration.md
-#   make programs [PROGRAMS=websockets_both]    servers and clients off PyPI under the switch; docs/switch.md
+#   make programs [PROGRAMS=websockets_both]    servers and clients off PyPI under the switch, Ray; docs/switch.md
 #   make wheel               the sdist and the wheel for PyPI, in dist/
 #   make test-kernels        each kernel of softroce by name: boots, pings, device tests (long)
 #   make softroce-wheel      aiordma-softroce, with kernels and rdma-core for any system in its wheel, in dist/

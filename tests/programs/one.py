@@ -21,7 +21,7 @@ _LIMIT_S = 60
 _SENT = Path("/sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts")
 
 
-def _packets() -> int:
+def packets_sent() -> int:
     return int(_SENT.read_text())
 
 
@@ -42,7 +42,7 @@ def main(name: str, loop: str, address: str) -> None:
     logger = logging.getLogger("aiordma")
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
-    packets, connections = _packets(), _tcp_connections()
+    packets, connections = packets_sent(), _tcp_connections()
     error = ""
     try:
         with asyncio.Runner(loop_factory=lambda: new_event_loop(uvloop=loop == "uvloop")) as runner:
@@ -54,7 +54,7 @@ def main(name: str, loop: str, address: str) -> None:
         "name": name,
         "loop": loop,
         "error": error,
-        "packets": _packets() - packets,
+        "packets": packets_sent() - packets,
         "tcp_connections": _tcp_connections() - connections,
         "over": [line for line in lines if " over RDMA: " in line and " not over " not in line],
         "not_over": [line for line in lines if " not over RDMA: " in line],
