@@ -161,22 +161,11 @@ async def serve(options: argparse.Namespace) -> None:
     serving = aiordma.serve(training.talk, options.host, options.port, signals=True)
     async with serving as server:
         print("listening on", *server.sockname, flush=True)
-        ending = asyncio.create_task(server.serve_forever())
-
-        async def train() -> None:
-            await training.wait_for_workers(options.workers)
-            await training.train(options.rounds, options.tolerance)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(options.patience), training.changed:
-                    await training.changed.wait_for(lambda: not training.workers)
-
-        learning = asyncio.create_task(train())
-        done, waiting = await asyncio.wait({ending, learning}, return_when="FIRST_COMPLETED")
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        for task in done:
-            task.result()
+        await training.wait_for_workers(options.workers)
+        await training.train(options.rounds, options.tolerance)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(options.patience), training.changed:
+                await training.changed.wait_for(lambda: not training.workers)
 
 
 class Data:

@@ -124,8 +124,8 @@ class Opening(Coroutine[Any, Any, T], Generic[T]):
         await self._opened.__aenter__()
         return self._opened  # type: ignore[no-any-return]
 
-    async def __aexit__(self, *exc_info: Any) -> None:
-        await self._opened.__aexit__(*exc_info)
+    async def __aexit__(self, *exc_info: Any) -> bool | None:
+        return await self._opened.__aexit__(*exc_info)  # type: ignore[no-any-return]
 
 
 def connect(

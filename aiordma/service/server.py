@@ -15,9 +15,7 @@ import asyncio
 import contextlib
 import contextvars
 import logging
-import signal
-import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from types import CoroutineType
 from typing import Any, Self, TypeVar
 
@@ -34,6 +32,7 @@ from aiordma.link.log_share import LogShare
 from aiordma.logs import FOR_ALL, log_of
 from aiordma.loop.lasting import until_done
 from aiordma.loop.running import check_loop, check_thread, is_canceled
+from aiordma.loop.signals import heeding
 from aiordma.loop.uncopied import Uncopied
 from aiordma.memory.shared import Memory
 
@@ -44,7 +43,6 @@ _BACKLOG = 256
 #: Seconds in which handlers that are about to end do so: nobody is told of them. One that closes a
 #: connection of its own waits a second at most for the peer to disconnect.
 _QUIET_S = 1.0
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 #: The marks of the servers that have called the handler in which the current task was made.
 _handled_by: contextvars.ContextVar[frozenset[object]] = contextvars.ContextVar(
     "servers of the handler", default=frozenset()
@@ -111,8 +109,9 @@ def serve(
         authorize: Decides about each client, as of `listen`.
         grace_s: Seconds that handlers have at the end to finish; then they are canceled.
         signals: From the opening to the end of `stop`, SIGINT (Ctrl-C) and SIGTERM end
-            `serve_forever`, as its own `signals` does from its call on: for a program that tells
-            its address between the two.  In the main thread alone.
+            `serve_forever`, as its own `signals` does from its call on.  If the block of `async
+            with` waits for anything else, its task is canceled, and once the server has stopped,
+            the program goes on behind the block.  In the main thread alone.
 
     Raises:
         TypeError, ValueError: An argument is invalid; raised by the call, before it is awaited.
@@ -146,7 +145,8 @@ def serve(
 class Server(Uncopied):
     """Serves connections by a handler; made by `serve`.
 
-    `async with` stops it in good order, also after an exception in the block.
+    `async with` stops it in good order, also after an exception in the block, and after a signal
+    that has ended the block, as `signals` of `serve` says.
 
     Attributes:
         listener: Where clients connect.
@@ -167,10 +167,15 @@ class Server(Uncopied):
         self._tracebacks = LogShare("errors of handlers")
         self._asked = asyncio.Event()  # to stop, by a signal or by close()
         self._signals = signals
-        self._heeds = False  # signals, at present
+        self._signaled = False
+        self._forever: list[asyncio.Task[Any] | None] = []  # the tasks in serve_forever()
+        # The task in the block of `async with`, how many requests to cancel it there were before,
+        # and how many of signals have come since.
+        self._inside: asyncio.Task[Any] | None = None
+        self._cancelling = self._canceled = 0
         self._until_stopped = contextlib.ExitStack()
         if signals:
-            self._until_stopped.enter_context(self._heeding())
+            self._until_stopped.enter_context(heeding(self._loop, self._on_signal))
         self._accepting = self._loop.create_task(self._accept())
         self._accepting.add_done_callback(self._ended)
 
@@ -250,8 +255,10 @@ class Server(Uncopied):
 
         Args:
             signals: End by SIGINT (Ctrl-C) and SIGTERM, too; the second one cancels the handlers
-                at once.  In the main thread alone.  Handlers of these signals that the loop has
-                already are replaced.  The `signals` of `serve` does so before this call.
+                at once.  If this is not called by the task in the block of `async with`, that one
+                is canceled, as `signals` of `serve` says, which does all of this before this call.
+                In the main thread alone.  Handlers of these signals that the loop has already are
+                replaced.
 
         Raises:
             DeviceRemovedError: The RDMA devices of all addresses were removed.
@@ -260,35 +267,30 @@ class Server(Uncopied):
         Cancellation: ends the wait, and stops the server as `stop` does.
         """
         check_loop(self._loop, "server")
-        with self._heeding() if signals and not self._signals else contextlib.nullcontext():
+        heeds = signals and not self._signals
+        with heeding(self._loop, self._on_signal) if heeds else contextlib.nullcontext():
+            task = asyncio.current_task()
+            self._forever.append(task)
             try:
                 await self._asked.wait()
             finally:
+                self._forever.remove(task)
                 await self.stop()
 
-    @contextlib.contextmanager
-    def _heeding(self) -> Iterator[None]:
-        heeded: list[tuple[signal.Signals, Any]] = []
-        self._heeds = True
-        if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
-                before = signal.getsignal(number)
-                self._loop.add_signal_handler(number, self._on_signal)
-                heeded.append((number, before))
-        try:
-            yield
-        finally:
-            self._heeds = False
-            for number, before in heeded:
-                self._loop.remove_signal_handler(number)
-                if before is not None:
-                    signal.signal(number, before)
-
-    def _on_signal(self) -> None:
-        if self._asked.is_set():
+    def _on_signal(self) -> bool:
+        """End what waits; whether there is anything."""
+        if self._signaled or self._stopping is not None:
             for task in self._connections:
                 task.cancel()
+        self._signaled = True
+        if self._stopping is not None:
+            return True
+        inside = self._inside
+        if inside is not None and inside not in self._forever and inside.cancel():
+            self._canceled += 1  # the end of the block stops the server
+            return True
         self._asked.set()
+        return bool(self._forever)
 
     def close(self) -> None:
         """Accept no more, and end `serve_forever`; connections that are there go on.  Idempotent.
@@ -359,7 +361,7 @@ class Server(Uncopied):
         left_s = self.grace_s - (self._loop.time() - began)
         if (count := self._working) and left_s > 0:
             text = "the server stops, and waits up to %.3g s for the handlers of %d connection%s"
-            if self._heeds:
+            if self._signaled:
                 text += "; a second Ctrl-C cancels them at once"
             plural = "s" * (count > 1)
             _log.tell(logging.WARNING, text, left_s, count, plural, extra=FOR_ALL)
@@ -373,10 +375,19 @@ class Server(Uncopied):
         self._accepting.result()
 
     async def __aenter__(self) -> Self:
+        task = self._inside = asyncio.current_task()
+        if task is not None:
+            self._cancelling = task.cancelling()
         return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *exc_info: object) -> bool | None:
+        task, self._inside = self._inside, None
+        ended = False  # by a signal, and not by another cancellation, too
+        if task is not None:
+            for _ in range(self._canceled):
+                ended = task.uncancel() <= self._cancelling and kind is asyncio.CancelledError
         await self.stop()
+        return ended
 
     def __repr__(self) -> str:
         state = "closed" if self._asked.is_set() else f"at {self.sockname[0]} port {self.port}"

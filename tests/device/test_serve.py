@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import re
@@ -371,19 +372,21 @@ async def test_signals_are_heeded_until_the_server_has_stopped(address: str) -> 
         begun.set()
         await asyncio.sleep(3600)
 
-    async with (
-        asyncio.timeout(LIMIT_S),
-        aiordma.serve(slow, address, 0, signals=True) as server,
-        aiordma.connect(address, server.port) as client,
-    ):
-        await client.send(b"x")
-        await begun.wait()
-        signal.raise_signal(signal.SIGTERM)
-        forever = asyncio.create_task(server.serve_forever())
-        await until(lambda: repr(server).startswith("<Server closed"))
-        assert not forever.done()
-        signal.raise_signal(signal.SIGINT)  # the second cancels the handler
-        await forever
+    async with asyncio.timeout(LIMIT_S), aiordma.serve(slow, address, 0, signals=True) as server:
+
+        async def signals() -> None:
+            async with aiordma.connect(address, server.port) as client:
+                await client.send(b"x")
+                await begun.wait()
+                signal.raise_signal(signal.SIGTERM)
+                await until(lambda: repr(server).startswith("<Server closed"))
+                assert server.connections
+                signal.raise_signal(signal.SIGINT)  # the second cancels the handler
+                await client.wait_closed()
+
+        signaling = asyncio.create_task(signals())
+        await server.serve_forever()
+        await signaling
     after = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     assert after == before
 
@@ -444,6 +447,79 @@ async def test_ctrl_c_while_a_handler_waits(address: str, call: str, loop: str) 
                 with pytest.raises(aiordma.RdmaError):
                     await asking
                 assert await process.stderr.read() == b""
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+#: A program that publishes in the block, until a signal.  Its handlers wait for their peers.
+PUBLISHING = """
+import asyncio, signal, sys, aiordma
+
+async def main():
+    subscribers = aiordma.Broadcast()
+
+    async def subscribe(conn):
+        subscribers.add(conn)
+        async for _ in conn:
+            pass
+
+    async with aiordma.serve(subscribe, sys.argv[1], 0, signals=True) as server:
+        print(server.port, flush=True)
+        try:
+            while True:
+                await subscribers.send(b"tick")
+                await asyncio.sleep(0.01)
+        finally:
+            print("the block ends", flush=True)
+            if sys.argv[3] == "stubborn":
+                await asyncio.Event().wait()
+    print("behind the block", flush=True)
+
+if sys.argv[2] == "uvloop":
+    import uvloop
+    uvloop.run(main())
+else:
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.program
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("kind", ["willing", "stubborn"])
+async def test_a_signal_ends_a_publisher(
+    address: str, kind: str, number: signal.Signals, loop: str
+) -> None:
+    """It waits in its block, and calls no serve_forever(); subscribers see the end.
+
+    The last step of a stubborn block waits for ever, until a second signal, which cancels the
+    handlers, too.
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-W", "error", "-c", PUBLISHING, address, loop, kind,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(2 * LIMIT_S):
+            port = int(await process.stdout.readline())
+            async with aiordma.connect(address, port) as client:
+                assert bytes(await client.recv()) == b"tick"
+                process.send_signal(number)
+                assert await process.stdout.readline() == b"the block ends\n"
+                cut: Any = contextlib.nullcontext()
+                if kind == "stubborn":
+                    process.send_signal(number)
+                    cut = pytest.raises(aiordma.ConnectionLostError, match="aborted")
+                with cut:
+                    async for message in client:
+                        assert bytes(message) == b"tick"
+            assert await process.stdout.read() == b"behind the block\n"
+            assert await process.stderr.read() == b""
+            assert await process.wait() == 0
     finally:
         if process.returncode is None:
             process.kill()

@@ -1,10 +1,11 @@
-"""serve(): whom a server that stops waits for, and what it says of them."""
+"""serve(): whom a server that stops waits for, what it says of them, and how signals end it."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+import signal
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from tests.inside.service import tell_of_handlers_after
 
 from ..conftest import cancel_at_every_turn, settle
 
+LIMIT_S = 30.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LINE = r"the server stops, and waits up to \S+ s for the handlers of (\d+) connections?"
 
 
@@ -138,3 +141,227 @@ async def test_a_handler_may_stop_its_server() -> None:
     await stopped.wait()
     await server.stop()
     assert not server.connections
+
+
+class Signaled:
+    """A server that heeds signals, and what its program has done.
+
+    Attributes:
+        handled: Ends the handlers of its two connections.
+        log: What has happened, in order.
+    """
+
+    def __init__(self) -> None:
+        self.handled = asyncio.Event()
+        self.log: list[str] = []
+
+    def serve(self, *, signals: bool = True) -> Server:
+        connections = [FakeConnection() for _ in range(2)]
+        for connection in connections:
+            connection.answered.set()
+        listener: Any = FakeListener(connections)
+
+        async def handler(_: Any) -> None:
+            try:
+                await self.handled.wait()
+                self.log.append("handled")
+            except asyncio.CancelledError:
+                self.log.append("canceled")
+                raise
+
+        return Server(listener, handler, grace_s=60, signals=signals)
+
+    async def forever(self, what: str) -> None:
+        """Wait in a block until it is canceled."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.log.append(what)
+
+
+async def turns() -> None:
+    """Let the loop see a signal, and the tasks what it brings about."""
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+
+
+def raise_soon(number: signal.Signals, when: float = 0.01) -> None:
+    asyncio.get_running_loop().call_later(when, signal.raise_signal, number)
+
+
+@pytest.fixture(autouse=True)
+def same_handlers() -> Iterator[None]:
+    """A server that has stopped leaves the handlers of signals as they were."""
+    before = [signal.getsignal(number) for number in SIGNALS]
+    yield
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+async def test_a_signal_ends_the_block(number: signal.Signals) -> None:
+    """What waits in it is canceled, handlers finish, and the program goes on."""
+    program = Signaled()
+    task = asyncio.current_task()
+    assert task is not None
+    async with asyncio.timeout(LIMIT_S):
+        async with program.serve():
+            raise_soon(number)
+            asyncio.get_running_loop().call_later(0.05, program.handled.set)
+            await program.forever("the block ends")
+        assert task.cancelling() == 0
+    assert program.log == ["the block ends", "handled", "handled"]
+
+
+async def test_a_second_signal_cancels_handlers() -> None:
+    program = Signaled()
+    async with asyncio.timeout(LIMIT_S), program.serve():
+        raise_soon(signal.SIGINT)
+        raise_soon(signal.SIGTERM, 0.05)
+        await program.forever("the block ends")
+    assert program.log == ["the block ends", "canceled", "canceled"]
+
+
+async def test_a_second_signal_cancels_the_block_again() -> None:
+    """Its last steps wait for ever."""
+    program = Signaled()
+    async with asyncio.timeout(LIMIT_S), program.serve():
+        try:
+            raise_soon(signal.SIGINT)
+            await program.forever("the block ends")
+        finally:
+            raise_soon(signal.SIGINT)
+            await program.forever("its last step, too")
+    assert program.log == [
+        "the block ends", "canceled", "canceled", "its last step, too",
+    ]  # fmt: skip
+
+
+async def test_a_signal_during_the_exit_cancels_handlers() -> None:
+    program = Signaled()
+    async with asyncio.timeout(LIMIT_S), program.serve():
+        await turns()  # the handlers have begun
+        raise_soon(signal.SIGINT)
+    assert program.log == ["canceled", "canceled"]
+
+
+async def test_a_signal_after_close_ends_the_block_in_good_order() -> None:
+    program = Signaled()
+    async with asyncio.timeout(LIMIT_S), program.serve() as server:
+        await turns()
+        server.close()
+        raise_soon(signal.SIGINT)
+        asyncio.get_running_loop().call_later(0.05, program.handled.set)
+        await server.wait_closed()
+    assert program.log == ["handled", "handled"]
+
+
+async def test_serve_forever_ends_and_the_block_goes_on() -> None:
+    program = Signaled()
+    program.handled.set()
+    async with asyncio.timeout(LIMIT_S), program.serve() as server:
+        raise_soon(signal.SIGINT)
+        await server.serve_forever()
+        program.log.append("goes on")
+    assert program.log == ["handled", "handled", "goes on"]
+
+
+@pytest.mark.parametrize("signals", [False, True])
+async def test_a_signal_ends_a_block_with_serve_forever_beside_other_tasks(
+    *, signals: bool
+) -> None:
+    """Its tasks are canceled, and handlers finish nevertheless."""
+    program = Signaled()
+    async with asyncio.timeout(LIMIT_S), program.serve(signals=signals) as server:
+        raise_soon(signal.SIGINT)
+        asyncio.get_running_loop().call_later(0.05, program.handled.set)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(server.serve_forever())
+            group.create_task(program.forever("the other ends"))
+    assert program.log == ["the other ends", "handled", "handled"]
+
+
+async def test_serve_forever_ends_without_a_block() -> None:
+    program = Signaled()
+    program.handled.set()
+    async with asyncio.timeout(LIMIT_S):
+        server = program.serve()
+        raise_soon(signal.SIGINT)
+        await asyncio.gather(server.serve_forever(), server.serve_forever())
+    assert program.log == ["handled", "handled"]
+
+
+async def test_a_cancellation_from_elsewhere_is_not_swallowed() -> None:
+    """Neither without a signal, nor beside one."""
+    for signaled in (False, True):
+        program = Signaled()
+        program.handled.set()
+
+        async def block(program: Signaled = program) -> None:
+            async with program.serve():
+                await program.forever("the block ends")
+
+        task = asyncio.create_task(block())
+        await turns()
+        if signaled:
+            signal.raise_signal(signal.SIGINT)
+        task.cancel()
+        async with asyncio.timeout(LIMIT_S):
+            await asyncio.wait([task])
+        assert task.cancelled()
+
+
+async def test_an_exception_of_the_block_is_raised() -> None:
+    program = Signaled()
+    program.handled.set()
+
+    async def block() -> None:
+        async with asyncio.timeout(LIMIT_S), program.serve():
+            raise_soon(signal.SIGINT)
+            try:
+                await program.forever("the block ends")
+            finally:
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await block()
+
+
+async def test_a_signal_ends_the_blocks_of_all_servers() -> None:
+    program = Signaled()
+    program.handled.set()
+    async with asyncio.timeout(LIMIT_S):
+        async with program.serve():
+            async with program.serve():
+                raise_soon(signal.SIGINT)
+                await program.forever("the inner ends")
+            await program.forever("never begun")
+    assert program.log == [*4 * ["handled"], "the inner ends"]
+
+
+async def test_signals_reach_a_server_after_another_has_stopped() -> None:
+    program = Signaled()
+    program.handled.set()
+    async with asyncio.timeout(LIMIT_S), program.serve():
+        async with program.serve():
+            pass
+        raise_soon(signal.SIGINT)
+        await program.forever("the outer ends")
+    assert program.log.count("handled") == 4
+    assert program.log[-1] == "the outer ends"
+
+
+async def test_a_signal_that_ends_nothing_does_what_it_would_do_otherwise() -> None:
+    """A server that is neither in a block nor in serve_forever()."""
+    program = Signaled()
+    program.handled.set()
+    got: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
+    try:
+        server = program.serve()
+        for count in (1, 2):
+            signal.raise_signal(signal.SIGTERM)
+            await turns()
+            assert got == count * [signal.SIGTERM]
+        await server.stop()
+    finally:
+        signal.signal(signal.SIGTERM, before)
