@@ -1408,7 +1408,6 @@ int connection_new(const struct aio_sizes *sizes, struct aio_connection **place)
     }
     c->raw = sizes->raw != 0;
     c->grows = sizes->grows != 0;
-    c->watched = sizes->patient != 0;
     c->eager_size = sizes->eager_size;
     c->largest = sizes->largest;
     c->most_reads = sizes->reads;

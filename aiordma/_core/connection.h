@@ -37,8 +37,7 @@ struct aio_connection;
     X(eager_size, uint64_t, "K") /* bytes of a message in a slot, until the peer's is known */     \
     X(largest, uint64_t, "K")    /* bytes of a message that the program takes */                   \
     X(raw, int, "p")             /* without frames: a foreign peer */                              \
-    X(grows, int, "p")           /* the window grows when the peer has used up its credits */      \
-    X(patient, int, "p")         /* a send may wait for ever: its wait needs no timer */
+    X(grows, int, "p")           /* the window grows when the peer has used up its credits */
 
 #define AIO_SIZE(name, type, format) type name;
 

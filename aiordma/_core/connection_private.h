@@ -132,7 +132,7 @@ struct aio_connection {
     uint32_t n_freed;
 
     /* Sending. */
-    uint8_t watched;          /* the waits in line need no timer, or it runs */
+    uint8_t watched;          /* the waits in line have a timer, or need none */
     uint8_t slot_awaited;     /* completed sends wake the loop, because the line lacks a slot */
     uint32_t queued;          /* tasks that wait in line for a slot and a credit */
     uint32_t large_waiting;   /* large messages that wait for an exchange */

@@ -219,20 +219,20 @@ int aio_line_resume(MessageState *self)
 
 /*
  * expire_sends(make, seconds): end the waits that have lasted for so many seconds, each with an
- * exception that `make` makes.  The result is the seconds until the next wait has lasted as long,
- * for which the caller then has a timer, or None.  The first in line has waited longest.
+ * exception that `make` makes.  The result is the seconds that the first of the others has waited,
+ * which is the longest wait; the caller then has a timer.  None if there is no other.
  */
 PyObject *aio_line_expire(PyObject *object, PyObject *args)
 {
     MessageState *self = (MessageState *)object;
     PyObject *make, *error = NULL;
-    double seconds, until;
+    double seconds, now;
 
     if (!PyArg_ParseTuple(args, "Od", &make, &seconds))
         return NULL;
     connection_set_watched(self->connection, 0);
-    until = monotonic_s() - seconds;
-    while (self->first && self->first->since <= until) {
+    now = monotonic_s();
+    while (self->first && self->first->since <= now - seconds) {
         QueuedSend *queued = self->first;
         int woken;
 
@@ -256,7 +256,7 @@ PyObject *aio_line_expire(PyObject *object, PyObject *args)
     if (!self->first)
         Py_RETURN_NONE;
     connection_set_watched(self->connection, 1);
-    return PyFloat_FromDouble(self->first->since - until);
+    return PyFloat_FromDouble(now - self->first->since);
 }
 
 /* The awaiting side: the wait ends with 0 or an errno, as a send does. */

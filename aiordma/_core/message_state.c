@@ -916,7 +916,7 @@ static PyMethodDef message_state_methods[] = {
      "A QueuedSend that sends nothing, and ends with 0 when there is room for a frame."},
     {"expire_sends", aio_line_expire, METH_VARARGS,
      "End the waits in line that have lasted so long: what makes exceptions, seconds.  The seconds "
-     "until the next has, or None."},
+     "that the first of the others has waited, or None."},
     {"slots_lacking", message_state_slots_lacking, METH_O,
      "Send slots that are all that a message of so many bytes, in fragments, lacks; 0: none."},
     {"argument", message_state_argument, METH_O,

@@ -406,7 +406,6 @@ class Plan:
             "largest": config.max_message_size,
             "raw": config.raw,
             "grows": grows,
-            "patient": config.stall_timeout_s is None,
         }
 
 

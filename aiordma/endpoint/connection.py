@@ -160,7 +160,7 @@ class Connection(Uncopied):
         self._link = link  # it is started at the end of this method
         self._state = link.state
         self._receiver = Receiver(link, config)
-        self._sender = Sender(link, config)
+        self._sender = Sender(link, config, self._receiver)
         self._outcome = Outcome()
         self._facts: dict[str, Any] = {}
         # Set here, and not as attributes of the class: an attribute that an instance gets later can
@@ -237,7 +237,8 @@ class Connection(Uncopied):
         A send waits while the peer holds `config.recv_depth` messages, or
         `config.receive_buffer_size` bytes of large ones, that its program has not received.  So two
         programs that both send without receiving wait for each other forever, unless
-        `config.stall_timeout_s` is set: receive in a separate task.
+        `config.stall_timeout_s` is set: receive in a separate task.  After five seconds of such a
+        wait a warning says so, once for each connection.
 
         The first two messages of an iteration of the event loop are posted at once.  Further ones
         are posted together, at the end of the iteration or when there are 16 of them.  So a task
@@ -283,8 +284,12 @@ class Connection(Uncopied):
             if code > 0:
                 self._sender.check(code)
             elif code and size <= self._state.eager_size:  # it may have to wait for room
-                payload = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
-                await self._sender.data(payload, imm)
+                if isinstance(buf, (list, tuple)):  # it waits with a copy
+                    joined = memoryview(b"".join(parts))
+                    for part in parts:
+                        part.release()
+                    parts = [joined]
+                await self._sender.data(parts[0], imm)
             elif code and (opening or not self._sender.in_fragments(parts, size, imm)):
                 self._sender.require_open()
                 await self._large.exposer.send(parts, size, imm, opening)

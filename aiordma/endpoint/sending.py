@@ -22,32 +22,61 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
+import math
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import islice
 from operator import itemgetter
+from typing import Protocol
 
 from aiordma._core import EVENT_ROOM, LACKS_SLOT, MessageState, QueuedSend
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import Link, memory_log
 from aiordma.endpoint.outcome import stalled_error
+from aiordma.endpoint.receiving import Receiver
 from aiordma.endpoint.wire import NOTE, FrameKind
-from aiordma.loop.timers import Timer, call_later
+from aiordma.link.log_share import LogShare
+from aiordma.loop.timers import Timer, call_later, now
 
 __all__ = ["Sender"]
 
+#: After so many seconds a send waits for long.
+_LONG_S = 5.0
+_TOLD = LogShare("sends that wait")
+
+
+class Exposed(Protocol):
+    """A large message that the peer may read; `since` is when it could, in seconds of `now()`."""
+
+    @property
+    def since(self) -> float: ...
+
+
+_NONE_EXPOSED: Mapping[int, Exposed] = {}
+
 
 class Sender:
-    """The sending side of one connection."""
+    """The sending side of one connection.
+
+    Attributes:
+        exposures: The large messages that the peer has not read, the oldest first; the `Exposer`
+            sets this.
+    """
 
     __slots__ = (
-        "_config", "_failure", "_flushers", "_held", "_link", "_listening", "_settled", "_state",
-        "_timer",
+        "_failure", "_flushers", "_held", "_limit", "_link", "_listening", "_received", "_receiver",
+        "_settled", "_state", "_timer", "_told", "exposures",
     )  # fmt: skip
 
-    def __init__(self, link: Link, config: ConnectionConfig) -> None:
+    def __init__(self, link: Link, config: ConnectionConfig, receiver: Receiver) -> None:
         self._link = link
-        self._config = config
+        self._receiver = receiver
         self._state: MessageState = link.state
+        self.exposures: Mapping[int, Exposed] = _NONE_EXPOSED
+        limit = config.stall_timeout_s
+        self._limit = math.inf if limit is None else limit
+        self._told = config.raw  # it has no window that the peer's program holds up
+        self._received = 0  # messages, when the waits were looked at last
         self._timer: Timer | None = None
         # How many sends have to complete, and the future that ends then.  Sends complete in order.
         # None before the first flush.
@@ -145,20 +174,53 @@ class Sender:
         self.fit_listening()
 
     def _watch(self) -> None:
-        """Start the timer of `stall_timeout_s`, one for all tasks in line, if it is not running."""
-        if self._timer is None and self._config.stall_timeout_s is not None:
-            self._wake_in(self._config.stall_timeout_s)
+        """Have a timer look at the sends that wait, a single one for all of them."""
+        if self._timer is None and not (self._told and self._limit == math.inf):
+            self._look_in(self._limit if self._told else min(self._limit, _LONG_S))
 
-    def _wake_in(self, seconds: float) -> None:
-        self._timer = call_later(self._link.loop, seconds, self._end_stalled)
+    def _look_in(self, seconds: float) -> None:
+        self._received = self._state.counters["messages_received"]
+        self._timer = call_later(self._link.loop, seconds, self._look)
 
-    def _end_stalled(self) -> None:
+    def _look(self) -> None:
+        """End waits of `stall_timeout_s`, and tell if this program is the one that holds them up.
+
+        A program that sends and does not receive waits for a peer that does the same, for ever.
+        """
         self._timer = None
-        limit = self._config.stall_timeout_s
-        assert limit is not None
-        left = self._state.expire_sends(lambda: stalled_error(limit), limit)
-        if left is not None:
-            self._wake_in(left)
+        limit = self._limit
+        in_line = self._state.expire_sends(lambda: stalled_error(limit), limit)
+        waits = [now() - each.since for each in islice(self.exposures.values(), 1)]
+        left = math.inf
+        if in_line is not None:
+            waits.append(in_line)
+            left = limit - in_line
+        if waits and not self._told:
+            longest = max(waits)
+            if longest >= _LONG_S and self._nobody_receives:
+                self._told = True
+                self._tell(longest)
+            else:  # and not later than the limit of a wait that begins now
+                left = min(left, limit, _LONG_S - longest if longest < _LONG_S else _LONG_S)
+        if left < math.inf:
+            self._look_in(left)
+
+    @property
+    def _nobody_receives(self) -> bool:
+        """Whether messages of the peer have waited since the last look, and no task for them."""
+        state, receiver = self._state, self._receiver
+        is_same = state.counters["messages_received"] == self._received
+        return bool(state.arrived) and is_same and not receiver.is_awaited
+
+    def _tell(self, seconds: float) -> None:
+        if _TOLD.may_log(self._link.peer_address()):
+            count = self._state.arrived
+            self._link.warn(
+                "send() to %s has waited %.0f s for room, and %d message%s arrived here that "
+                "nobody receives: if the peer waits in send(), too, both wait for ever; receive in "
+                "a task of its own",
+                self._link.peer_name(), seconds, count, " has" if count == 1 else "s have",
+            )  # fmt: skip
 
     def _add_slots(self) -> bool:
         """Add send slots if possible; return whether any have come."""

@@ -35,7 +35,7 @@ from aiordma.errors import (
 from aiordma.link.completions import Completions
 from aiordma.link.log_share import VIOLATIONS
 from aiordma.link.source import peer_text
-from aiordma.logs import Log, log_of
+from aiordma.logs import FOR_ALL, Log, log_of
 from aiordma.loop import fork
 from aiordma.loop.limit import Limit
 from aiordma.loop.slots import sub_index
@@ -204,7 +204,7 @@ class AdapterSide:
         if self.failure is not None:
             return
         self.note("fails: %r", cause)
-        if isinstance(cause, ProtocolError) and VIOLATIONS.may_log(self._peer()):
+        if isinstance(cause, ProtocolError) and VIOLATIONS.may_log(self.peer_address()):
             # The peer may not get the reason, and its program may not show it.
             _log.warning(
                 "this side ends the connection with %s: %s", self.peer_name(), cause.args[1]
@@ -218,10 +218,11 @@ class AdapterSide:
 
     def peer_name(self) -> str:
         """The address and port of the peer, for a line in the log."""
-        address = self._peer()
+        address = self.peer_address()
         return "the peer" if address is None else f"{address[0]} port {address[1]}"
 
-    def _peer(self) -> Address | None:
+    def peer_address(self) -> Address | None:
+        """The address and port of the peer, if they are known."""
         with contextlib.suppress(OSError, ResourceClosedError):
             return self.cm_id.destination
         return None
@@ -240,6 +241,11 @@ class AdapterSide:
         if log.tells(logging.DEBUG):
             log.tell(logging.DEBUG, "#%d " + text, self.number, *args, extra=self._facts(), above=1)
 
+    def warn(self, text: str, *args: object) -> None:
+        """Log what the person at the terminal has to know of this connection; as `note`."""
+        extra = self._facts() | FOR_ALL
+        self.log.tell(logging.WARNING, "#%d " + text, self.number, *args, extra=extra, above=1)
+
     def note_opened(self, peer_qpn: int) -> None:
         """Log that the handshake is complete; `peer_qpn` is 0 if it is unknown."""
         if self.log.tells(logging.DEBUG):
@@ -254,7 +260,7 @@ class AdapterSide:
 
     def _facts(self) -> dict[str, object]:
         """The extra fields of the connection's log records."""
-        peer = peer_text(self._peer())
+        peer = peer_text(self.peer_address())
         return {"connection": self.number, "peer": peer, "qpn": self.qp.num}
 
     def _sums(self) -> str:

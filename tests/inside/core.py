@@ -6,7 +6,7 @@ from collections.abc import Sized
 from typing import TYPE_CHECKING, Any
 
 from aiordma import Message
-from aiordma._core import Loan
+from aiordma._core import Loan, MessageState
 from aiordma.verbs.resource import Resource
 
 if TYPE_CHECKING:
@@ -31,6 +31,14 @@ def detach(message: Message) -> None:
 def lend(message: Message, view: memoryview) -> Loan:
     """Bytes of the message that keep it."""
     return message._lend(view)
+
+
+# States
+
+
+def have_timer(state: MessageState) -> None:
+    """Have sends wait in line without help of Python, as while its timer looks at them."""
+    state.wait_room().close()
 
 
 # Resources

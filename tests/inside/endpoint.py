@@ -11,7 +11,7 @@ from unittest import mock
 from aiordma import Connection, ConnectionConfig, Listener
 from aiordma._core import MessageState
 from aiordma.cm.address import Address
-from aiordma.endpoint import one_sided, receiving, slots
+from aiordma.endpoint import one_sided, receiving, sending, slots
 from aiordma.endpoint.events import ConnectionEvents
 from aiordma.endpoint.large import exposure, fetch
 from aiordma.endpoint.large.exposure import Exposer
@@ -23,6 +23,7 @@ from aiordma.endpoint.one_sided import Operations
 from aiordma.endpoint.receiving import Receiver
 from aiordma.endpoint.sending import Sender
 from aiordma.endpoint.wire import Hello
+from aiordma.link.log_share import LogShare
 from aiordma.memory.cache import RegistrationCache
 from aiordma.memory.governor import Budget, Growth, Member
 from aiordma.memory.lent import LentPart
@@ -46,6 +47,23 @@ def limit_revoking(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 def limit_identity(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """How long an operation waits for the peer to say which memory is its own."""
     monkeypatch.setattr(one_sided, "_IDENTITY_S", seconds)
+
+
+def tell_of_sends_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have the log tell of sends that wait for so long, while this side receives nothing."""
+    monkeypatch.setattr(sending, "_LONG_S", seconds)
+    monkeypatch.setattr(sending, "_TOLD", LogShare("sends that wait"))
+
+
+def sends_are_looked_at_by(monkeypatch: pytest.MonkeyPatch, timer: Callable[..., Any]) -> None:
+    """Have the timer of sends that wait be this, in place of `call_later`."""
+    monkeypatch.setattr(sending, "call_later", timer)
+
+
+def has_timer(connection: Connection) -> bool:
+    """Whether a timer looks at sends that wait."""
+    timer = connection._sender._timer
+    return timer is not None and timer.function is not None
 
 
 def link_of(connection: Connection) -> Link:

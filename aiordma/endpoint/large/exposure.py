@@ -27,6 +27,7 @@ from aiordma.errors import MessageTooLargeError, RdmaTimeoutError
 from aiordma.link.buffers import sum_of
 from aiordma.loop.credits import Credits
 from aiordma.loop.limit import Limit
+from aiordma.loop.timers import now
 from aiordma.loop.wait_line import WaitLine
 from aiordma.memory.governor import Lease
 from aiordma.memory.large_memory import DEREGISTER_S
@@ -63,9 +64,19 @@ class _Piece(NamedTuple):
 
 
 class _Exposure(NamedTuple):
+    """A message that the peer may read.
+
+    Attributes:
+        pieces: Where it is.
+        done: Ends when the peer has read it.
+        lease: What it takes of the budget.
+        since: When it was exposed, in seconds of `now()`.
+    """
+
     pieces: list[_Piece]
     done: asyncio.Future[None]
     lease: Lease
+    since: float
 
 
 class _Run(NamedTuple):
@@ -155,6 +166,7 @@ class Exposer:
         self._config = config
         self._allowed = False  # whether the queue pair allows reads
         self._exposures: dict[int, _Exposure] = {}
+        sender.exposures = self._exposures
         self._next = 1
         self._drainers: WaitLine[None] = WaitLine()
         self.limit: int = config.slot_size if config.raw else 0
@@ -353,7 +365,8 @@ class Exposer:
             raise
         number = self._next
         self._next = number % 0xFFFFFFFF + 1
-        self._exposures[number] = _Exposure(pieces, self._link.loop.create_future(), lease)
+        done = self._link.loop.create_future()
+        self._exposures[number] = _Exposure(pieces, done, lease, now())
         return number
 
     async def _head(self, number: int, pieces: list[_Piece]) -> bytes:

@@ -39,7 +39,6 @@ SIZES = {
     "largest": 64,
     "raw": False,
     "grows": False,
-    "patient": True,
 }
 
 

@@ -109,7 +109,7 @@ class Case:
             loop, sends=SENDS, receives=receives, send_depth=SENDS,
             arrivals=1 << (receives - 1).bit_length(), controls=CONTROLS,
             exchanges=self.exchanges, answers=self.exchanges, reads=1, eager_size=EAGER,
-            largest=LARGEST, raw=False, grows=False, patient=False,
+            largest=LARGEST, raw=False, grows=False,
         )  # fmt: skip
         start = address(self.source)
         state.bind(

@@ -37,6 +37,7 @@ from aiordma.endpoint.outcome import violation
 from aiordma.endpoint.wire import FRAME, FrameKind
 from aiordma.errors import ConnectionLostError, ProtocolError
 from aiordma.verbs.enums import Opcode, WCOpcode, WCStatus
+from tests.inside.core import have_timer
 from tests.inside.endpoint import set_terms
 
 from ..conftest import Run, settle
@@ -470,8 +471,10 @@ LACKING = {
 
 @pytest.mark.parametrize("what", LACKING)
 def test_a_message_stands_in_line_only_if_python_has_nothing_to_do_for_it(what: str) -> None:
-    one = One(send_depth=4, stall_timeout_s=30 if what == "a timer" else None)
+    one = One(send_depth=4)
     state, sends, waiting = one.state, Sends(one.state), None
+    if what != "a timer":
+        have_timer(state)
     data = b"x" * (65 if what == "bytes in a slot" else 1)
     if what == "slots":
         for _ in range(4):

@@ -15,6 +15,7 @@ from aiordma._ffi import ffi
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
 from aiordma.endpoint.wire import FRAME, FRAME_SIZE, FrameKind
 from aiordma.verbs.enums import Opcode, WCOpcode
+from tests.inside.core import have_timer
 from tests.inside.endpoint import set_terms
 
 from ..endpoint.fabric import LeftToPython, new_state
@@ -192,6 +193,7 @@ def test_other_requests_come_behind_the_chain() -> None:
 
 def test_a_send_that_has_to_wait_has_the_chain_posted() -> None:
     side = Side()
+    have_timer(side.state)
     set_terms(side.state, credits=3)
     side.send(1, 2, 3)
     assert side.doorbells == [[1], [2]]

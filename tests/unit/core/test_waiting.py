@@ -17,6 +17,7 @@ import pytest
 from aiordma._core import EVENT_ROOM, FRAME_HAS_IMM, LACKS_SLOT, Message, QueuedSend
 from aiordma.endpoint.wire import FRAME, FrameKind
 from aiordma.errors import RdmaTimeoutError, ResourceClosedError
+from tests.inside.core import have_timer
 from tests.inside.endpoint import receiver_of, set_terms
 from tests.inside.link import listeners_of
 
@@ -29,9 +30,15 @@ MANY = 1000
 SEEDS = range(20)
 
 
-def many(**settings: Any) -> Side:
-    """A connection whose slots suffice for all that a test sends; it has no credit."""
-    return Side(**({"send_depth": MANY, "recv_depth": 8} | settings))
+def many(*, in_c: bool = True, **settings: Any) -> Side:
+    """A connection whose slots suffice for all that a test sends; it has no credit.
+
+    The first wait, too, is `in_c`, and not in Python, which starts a timer.
+    """
+    side = Side(**({"send_depth": MANY, "recv_depth": 8} | settings))
+    if in_c:
+        have_timer(side.state)
+    return side
 
 
 def sending(side: Side, *data: bytes | bytearray) -> list[asyncio.Task[None]]:
@@ -198,7 +205,7 @@ def test_a_task_that_is_canceled_after_it_was_resumed_has_sent(run: Run) -> None
 @pytest.mark.parametrize("end", ["cancel", "close", "fail", "time"])
 def test_a_wait_that_ends_frees_the_buffer_and_its_place(run: Run, end: str) -> None:
     async def main() -> None:
-        side = many(stall_timeout_s=0.05 if end == "time" else None)
+        side = many(stall_timeout_s=0.05, in_c=end != "time")
         data = bytearray(b"data")
         call = side.core.send(data)
         if end == "close":  # of the coroutine, as the interpreter does at its end
@@ -266,12 +273,13 @@ def test_a_send_that_no_task_awaits_holds_up_no_other(run: Run) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("in_c", [False, True])
 @pytest.mark.parametrize("several", [False, True])
-def test_a_list_of_buffers_waits_with_a_copy(run: Run, several: bool) -> None:
+def test_a_list_of_buffers_waits_with_a_copy(run: Run, several: bool, in_c: bool) -> None:
     """So that its buffers are the program's again, as where they are sent at once."""
 
     async def main() -> None:
-        side, buffer = many(), bytearray(b"one")
+        side, buffer = many(in_c=in_c), bytearray(b"one")
         data: Any = [buffer, b" and two"] if several else [buffer]
         task = asyncio.create_task(side.core.send(data, imm=7))
         await settle()
@@ -419,7 +427,7 @@ def test_an_end_with_a_thousand_that_wait(run: Run, how: str) -> None:
 
 def test_each_wait_has_its_time_and_a_timer_serves_all(run: Run) -> None:
     async def main() -> None:
-        side = many(stall_timeout_s=0.2)
+        side = many(stall_timeout_s=0.2, in_c=False)
         loop, times = asyncio.get_running_loop(), dict[bytes, float]()
 
         async def one(data: bytes) -> None:

@@ -196,7 +196,7 @@ class FakeLink(Link):
         self._thread = threading.get_ident()
         self._at_close = []
         limits = SimpleNamespace(max_inline_data=0)
-        self.qp = SimpleNamespace(limits=limits, _expect=lambda more: None)
+        self.qp = SimpleNamespace(num=0, limits=limits, _expect=lambda more: None)
         self._data_slots = config.send_depth
         self.refused = 0
         self.delivering = True
