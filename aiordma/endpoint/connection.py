@@ -939,6 +939,16 @@ class Connection(Uncopied):
             self._over(closed_error())
             self._receiver.drop_all()
 
+    async def wait_closing(self) -> None:
+        """Wait until the connection is lost, or is being closed by either side.
+
+        It returns as soon as `is_closing` is true: for a program that gives back what the peer has
+        held.  `wait_closed` returns later, by seconds if the peer does not answer.
+
+        Cancellation: ends the wait.
+        """
+        await self._ending.wait_begun()
+
     async def wait_closed(self) -> None:
         """Wait until the connection is over and all its resources are freed.
 

@@ -166,12 +166,16 @@ class Ending:
             self._happened = None
         return True
 
-    async def wait(self) -> None:
-        """Wait until everything is closed.  Cancellation: ends the wait."""
+    async def wait_begun(self) -> None:
+        """Wait until the end has begun.  Cancellation: ends the wait."""
         if not self.begun:
             if self._begun is None:
                 self._begun = self._side.loop.create_future()
             await asyncio.shield(self._begun)
+
+    async def wait(self) -> None:
+        """Wait until everything is closed.  Cancellation: ends the wait."""
+        await self.wait_begun()
         while self._task is not None and not self.done:
             await asyncio.wait([self._task])
         if self._task is not None and not self._task.cancelled():

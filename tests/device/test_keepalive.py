@@ -96,8 +96,13 @@ async def test_a_process_that_is_stopped_is_noticed_on_all_connections(address: 
         await asyncio.sleep(20)
         process.send_signal(signal.SIGSTOP)
         begun = loop.time()
+        closing = [asyncio.create_task(end.wait_closing()) for end in ends]
         found = await asyncio.gather(*(end.recv() for end in ends), return_exceptions=True)
         took = loop.time() - begun
+        await asyncio.wait(closing)
+        assert loop.time() - begun < took + 0.1, "it returns when they are lost"
+        await asyncio.gather(*(end.wait_closed() for end in ends))
+        assert loop.time() - begun > took + 0.9, "the peer answers nothing"
         await end_all(*ends)
     for error in found:
         assert isinstance(error, aiordma.ConnectionLostError)

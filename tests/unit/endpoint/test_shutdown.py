@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import errno
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -111,3 +112,76 @@ async def test_an_end_that_is_canceled_before_its_first_step_begins_again() -> N
     with await wire.ends[1].recv() as message:
         assert bytes(message) == b"last words"
     await wire.close()
+
+
+async def lose(wire: Wire) -> None:
+    wire.links[0].fail(ConnectionResetError(errno.ECONNRESET, "lost"))
+
+
+async def peer_closes(wire: Wire) -> None:
+    task = asyncio.create_task(wire.ends[1].close())
+    await wire.run()
+    await task
+
+
+async def peer_aborts(wire: Wire) -> None:
+    wire.ends[1].abort()
+    await wire.run()
+
+
+async def abort(wire: Wire) -> None:
+    wire.ends[0].abort()
+
+
+async def begin_close(wire: Wire) -> None:
+    """END never arrives: the end takes long."""
+    asyncio.get_running_loop().call_soon(close_soon, wire)
+
+
+def close_soon(wire: Wire) -> None:
+    task = asyncio.create_task(wire.ends[0].close())
+    closing.add(task)
+    task.add_done_callback(closing.discard)
+
+
+closing: set[asyncio.Task[None]] = set()
+
+
+@pytest.mark.parametrize("end", [lose, peer_closes, peer_aborts, abort, begin_close])
+async def test_the_wait_for_the_end_returns_when_it_begins(
+    end: Callable[[Wire], Awaitable[None]],
+) -> None:
+    """For all that wait, at once, and also for those that come later."""
+    wire = await opened()
+    connection = wire.ends[0]
+    waits = [asyncio.create_task(connection.wait_closing()) for _ in range(3)]
+    await settle()
+    waits.pop().cancel()
+    await settle()
+    assert not any(wait.done() for wait in waits)
+    await end(wire)
+    for _ in range(20):
+        if connection.is_closing():
+            break
+        await asyncio.sleep(0)
+    assert connection.is_closing()
+    await settle(3)
+    assert all(wait.done() for wait in waits), "it is late"
+    await connection.wait_closing()
+    if end is begin_close:
+        assert closing, "it waits for the peer"
+    await wire.lose()
+    await connection.wait_closing()
+    await asyncio.gather(*waits, *closing)
+
+
+async def test_the_end_of_the_peers_messages_is_no_end() -> None:
+    wire = await opened()
+    waiting = asyncio.create_task(wire.ends[0].wait_closing())
+    saying = asyncio.create_task(wire.ends[1].send_eof())
+    await wire.run()
+    await saying
+    assert not waiting.done()
+    await peer_closes(wire)
+    await waiting
+    await wire.lose()
