@@ -313,6 +313,9 @@ static int chain_append_control(struct aio_connection *c, enum aio_frame_kind ki
         memcpy(at + AIO_FRAME_SIZE, c->proof, AIO_PROOF_SIZE);
         size += AIO_PROOF_SIZE;
         c->proving = 0;
+    } else if (kind == AIO_FRAME_ABORT) {
+        memcpy(at + AIO_FRAME_SIZE, c->words_out.bytes, c->words_out.size);
+        size += c->words_out.size;
     }
     return chain_append(c, c->data_slots + slot, size, 0, 0);
 }
@@ -456,6 +459,18 @@ int connection_send_credits(struct aio_connection *c)
     if (c->n_back && owed_credits(c) + c->n_back >= c->due)
         code = post_freed_receives(c);
     return code ? code : send_pending_controls(c);
+}
+
+/* Keep as many of these bytes as there is room for. */
+static void words_keep(struct aio_words *words, const uint8_t *from, uint64_t size)
+{
+    words->size = (uint8_t)(size < AIO_WORDS_SIZE ? size : AIO_WORDS_SIZE);
+    memcpy(words->bytes, from, words->size);
+}
+
+void connection_leave_words(struct aio_connection *c, const uint8_t *words, uint64_t size)
+{
+    words_keep(&c->words_out, words, size);
 }
 
 int connection_send_control(struct aio_connection *c, enum aio_frame_kind kind, uint64_t argument,
@@ -800,9 +815,9 @@ static int note_append(struct aio_connection *c, const struct aio_arrival *arriv
     return 1;
 }
 
-/* A frame without credit, whose slot is posted again at once. */
+/* A frame without credit, whose slot is posted again at once; `size` bytes follow its header. */
 static void process_control(struct aio_connection *c, uint8_t kind, uint8_t flags,
-                            uint64_t argument)
+                            uint64_t argument, const uint8_t *behind, uint64_t size)
 {
     switch (kind) {
     case AIO_FRAME_CREDIT:
@@ -832,8 +847,10 @@ static void process_control(struct aio_connection *c, uint8_t kind, uint8_t flag
         learn_identity(c, argument);
         break;
     case AIO_FRAME_ABORT:
-        if (!(c->said & 1 << AIO_FRAME_ABORT)) /* the first says why */
+        if (!(c->said & 1 << AIO_FRAME_ABORT)) { /* the first says why */
             c->arguments_in[kind] = argument;
+            words_keep(&c->words_in, behind, size);
+        }
         note_frame(c, AIO_FRAME_ABORT);
         break;
     case AIO_FRAME_END:
@@ -1033,7 +1050,7 @@ static void process_frame(struct aio_connection *c, uint32_t slot, const struct 
         while (c->fragments)
             repost_receive(c, c->arrivals[(c->tail + --c->fragments) & c->arrival_mask].slot);
     } else {
-        process_control(c, kind, flags, argument);
+        process_control(c, kind, flags, argument, at + AIO_FRAME_SIZE, arrival.length);
         if (c->violation)
             return;
     }
@@ -1583,6 +1600,12 @@ uint32_t connection_free_operations(const struct aio_connection *c, const uint16
 uint64_t connection_argument(const struct aio_connection *c, enum aio_frame_kind kind)
 {
     return c->arguments_in[kind];
+}
+
+const uint8_t *connection_words(const struct aio_connection *c, uint8_t *size)
+{
+    *size = c->words_in.size;
+    return c->words_in.bytes;
 }
 
 struct aio_news connection_news(const struct aio_connection *c)

@@ -302,6 +302,8 @@ int connection_await_sends(struct aio_connection *c, uint64_t flush_at);
 
 /* Frames without data, and signs of life. */
 
+/* For Python: what ABORT is to take along; no more than AIO_WORDS_SIZE bytes of it. */
+void connection_leave_words(struct aio_connection *c, const uint8_t *words, uint64_t size);
 /* For Python: send a frame as soon as there is a slot for it: 0 or an errno. */
 int connection_send_control(struct aio_connection *c, enum aio_frame_kind kind, uint64_t argument,
                             uint8_t flags);
@@ -368,6 +370,8 @@ int connection_next_announcement(struct aio_connection *c, uint32_t receives,
 void connection_accept_announcement(struct aio_connection *c);
 /* The argument of a frame without data that the peer has sent, by its kind; 0: it has sent none. */
 uint64_t connection_argument(const struct aio_connection *c, enum aio_frame_kind kind);
+/* The bytes behind the ABORT of the peer, and how many they are; none before it. */
+const uint8_t *connection_words(const struct aio_connection *c, uint8_t *size);
 /* What else has come; forget it, when Python has it. */
 struct aio_news connection_news(const struct aio_connection *c);
 void connection_forget_news(struct aio_connection *c);

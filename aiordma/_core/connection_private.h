@@ -97,6 +97,12 @@ struct aio_exposures {
     uint32_t last;
 };
 
+/* The last words of a side, behind its ABORT. */
+struct aio_words {
+    uint8_t size;
+    uint8_t bytes[AIO_WORDS_SIZE];
+};
+
 static inline uint64_t aio_slot_addr(const struct aio_slots *slots, uint32_t slot)
 {
     return slot < slots->base ? slots->addr + (uint64_t)slot * slots->stride
@@ -167,6 +173,7 @@ struct aio_connection {
      * none.  Each kind waits at most once, but for DONE. */
     aio_frame_kinds controls_pending;
     uint64_t arguments_out[AIO_FRAME_KIND_COUNT]; /* of those frames */
+    struct aio_words words_out;                   /* of this side */
     struct aio_dones dones_pending;
 
     /* Receiving. */
@@ -211,6 +218,7 @@ struct aio_connection {
 
     aio_frame_kinds said; /* frames that the peer has sent; CREDIT: its first frame */
     uint64_t arguments_in[AIO_FRAME_KIND_COUNT]; /* of these; of ABORT, the first */
+    struct aio_words words_in;                   /* of the peer, with its first ABORT */
     struct aio_dones dones;
     struct aio_order notes; /* the slots that they lie in; no memory before a lease wants notes */
     uint8_t violation;      /* enum aio_violation */

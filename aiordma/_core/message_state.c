@@ -148,6 +148,26 @@ static PyObject *message_state_argument(PyObject *object, PyObject *kind)
     return PyLong_FromUnsignedLongLong(connection_argument(c, (enum aio_frame_kind)number));
 }
 
+static PyObject *message_state_words(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    uint8_t size;
+    const uint8_t *words = connection_words(((MessageState *)object)->connection, &size);
+
+    return PyBytes_FromStringAndSize((const char *)words, size);
+}
+
+static PyObject *message_state_leave_words(PyObject *object, PyObject *words)
+{
+    char *bytes;
+    Py_ssize_t size;
+
+    if (PyBytes_AsStringAndSize(words, &bytes, &size) < 0)
+        return NULL;
+    connection_leave_words(((MessageState *)object)->connection, (const uint8_t *)bytes,
+                           (uint64_t)size);
+    Py_RETURN_NONE;
+}
+
 static PyObject *message_state_send_control(PyObject *object, PyObject *args)
 {
     unsigned long long argument = 0;
@@ -921,6 +941,9 @@ static PyMethodDef message_state_methods[] = {
      "Send slots that are all that a message of so many bytes, in fragments, lacks; 0: none."},
     {"argument", message_state_argument, METH_O,
      "The argument of a frame without data that the peer has sent, by its kind."},
+    {"words", message_state_words, METH_NOARGS, "The bytes behind the ABORT of the peer."},
+    {"leave_words", message_state_leave_words, METH_O,
+     "Have the ABORT of this side take these bytes along, as far as there is room."},
     {"send_control", message_state_send_control, METH_VARARGS,
      "Send a frame without data, when there is a slot: kind, argument, flags; 0 or an errno."},
     {"credit", message_state_credit, METH_NOARGS,

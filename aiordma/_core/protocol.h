@@ -147,6 +147,7 @@ static inline void aio_gather(struct aio_bytes *from, void *to, uint64_t length)
 #define AIO_HEAD_SIZE     384  /* bytes of the body of a RENDEZVOUS frame that Python sees */
 #define AIO_NOTE_SIZE     12   /* bytes of the body of a NOTE frame */
 #define AIO_PROOF_SIZE    32   /* bytes behind the greeting of a client that has to prove itself */
+#define AIO_WORDS_SIZE    31   /* bytes behind an ABORT frame, at most */
 
 /*
  * How the peer broke the protocol, and what the two numbers mean that a connection keeps with it.

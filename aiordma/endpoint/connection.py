@@ -132,7 +132,8 @@ class Connection(Uncopied):
 
     It belongs to the event loop in which it was made.  `async with` closes it.  If the block ends
     with an exception, the connection is aborted instead, so that the peer does not mistake half of
-    a conversation for all of it.  A connection that is not closed stays open, without a
+    a conversation for all of it.  The peer's error then names the class of the exception; its text,
+    which may be a secret, stays here.  A connection that is not closed stays open, without a
     `ResourceWarning`, until it breaks or its event loop ends, even if nothing refers to it.
 
     Attributes:
@@ -929,12 +930,18 @@ class Connection(Uncopied):
         Raises:
             RuntimeError: The connection's event loop runs in another thread; nothing was done.
         """
+        self._abort(None)
+
+    def _abort(self, kind: type[BaseException] | None) -> None:
+        """As `abort`; `kind` is the class of an exception that the program has raised."""
         check_thread(self._link.loop, "connection")
         self._outcome.closing = True
         self._state.advance("SHUT")
         self._end_notes(drop=True)
         if not self._goodbye.abort() and self._outcome.cause is None:
             self._state.post_chain()  # an error makes no difference: the connection ends anyway
+            if kind is not None:
+                self._state.leave_words(kind.__name__.encode(errors="replace"))
             self._say_aborted()
             self._over(closed_error())
             self._receiver.drop_all()
@@ -966,7 +973,7 @@ class Connection(Uncopied):
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
         if kind is not None:
-            self.abort()
+            self._abort(kind)
         await self.close()
 
     # Objects that send over this connection among others (service/broadcast.py).
@@ -1260,7 +1267,7 @@ class Connection(Uncopied):
             self._end_notes()
         if self._outcome.cause is None and state.said & 1 << FrameKind.ABORT:
             reason = state.argument(FrameKind.ABORT)
-            error = aborted_error(reason)
+            error = aborted_error(reason, state.words())
             if reason and VIOLATIONS.may_log(self._facts["peername"]):
                 _log.warning("connection with %s: %s", self._link.peer_name(), error.args[1])
             self._over(error)

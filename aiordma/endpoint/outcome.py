@@ -144,16 +144,29 @@ def abort_reason(cause: BaseException) -> AbortReason | None:
     return None
 
 
-def aborted_error(reason: int = AbortReason.PROGRAM) -> ConnectionLostError:
+def _raised(words: bytes) -> str:
+    """The end of the peer's program, of whose exception these bytes name the class."""
+    name = words.decode(errors="ignore")
+    if not name.isidentifier():  # the peer can send anything
+        return ""
+    return (
+        ": its program was canceled" if name == "CancelledError" else f": its program raised {name}"
+    )
+
+
+def aborted_error(reason: int = AbortReason.PROGRAM, words: bytes = b"") -> ConnectionLostError:
     """The error of a connection that the peer has aborted.
 
     Args:
         reason: An `AbortReason`, or the number of a reason that is not known here.
+        words: What the peer has sent behind it.
     """
     text, hint = _ABORTS.get(
         reason,  # type: ignore[call-overload]
         (f"{_SAID} for reason {reason}, which this version does not know", "see the peer's log"),
     )
+    if reason == AbortReason.PROGRAM and (raised := _raised(words)):
+        text, hint = text + raised, "its log, or its standard error, has the traceback"
     return _lost(text, hint, protocol=reason in _BROKEN)
 
 

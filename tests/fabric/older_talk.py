@@ -96,6 +96,21 @@ async def _use(conn: aiordma.Connection) -> None:
     await conn.send(b"bye")
 
 
+async def _fail(conn: aiordma.Connection) -> None:
+    assert bytes(await conn.recv()) == b"?"
+    raise ZeroDivisionError
+
+
+async def _see_failure(conn: aiordma.Connection) -> None:
+    await conn.send(b"?")
+    said = ""
+    try:
+        await conn.recv()
+    except aiordma.ConnectionLostError as error:
+        said = str(error)
+    assert "abort" in said or "without a word" in said, said
+
+
 async def _handle(request: aiordma.Request) -> bytes:
     body = bytes(request.body)
     if body == b"fail":
@@ -129,7 +144,7 @@ async def _ask(conn: aiordma.Connection) -> None:
 
 
 async def _serve(host: str, port: int) -> None:
-    kinds = {b"echo": _echo, b"expose": _expose, b"use": _use, b"say": _say}
+    kinds = {b"echo": _echo, b"expose": _expose, b"use": _use, b"say": _say, b"fail": _fail}
 
     async def handle(conn: aiordma.Connection) -> None:
         await kinds[bytes(await conn.recv())](conn)
@@ -156,6 +171,7 @@ async def _blocks(reader: aiordma.RdmaStreamReader, writer: aiordma.RdmaStreamWr
 async def _call(host: str, port: int) -> None:
     for kind, own in (
         (b"echo", _say), (b"expose", _use), (b"use", _expose), (b"say", _echo),
+        (b"fail", _see_failure),
     ):  # fmt: skip
         async with await aiordma.connect(host, port) as conn:
             await conn.send(kind)

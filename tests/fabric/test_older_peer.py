@@ -72,7 +72,7 @@ def test_both_talk(older: str, is_older: str, profile: str) -> None:
         is_older == "server", is_older == "client",
     ]  # fmt: skip
     # In debug mode asyncio tells of slow steps, too.
-    steps = ["echo", "expose", "use", "say", "requests", "streams", "keys"]
+    steps = ["echo", "expose", "use", "say", "fail", "requests", "streams", "keys"]
     said = ends["client"]["said"].splitlines()[1:]
     assert [line for line in said if line in steps] == steps
 

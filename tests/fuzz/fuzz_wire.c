@@ -175,6 +175,7 @@ static void check_messages(const struct aio_connection *c, uint32_t sends)
     }
     CHECK(c->tail + c->fragments - c->head <= c->arrival_mask + 1);
     CHECK(c->large + c->inner <= c->tail - c->head);
+    CHECK(c->words_in.size <= AIO_WORDS_SIZE);
     CHECK(!c->fragments || c->missing);
     CHECK(c->credits >= 0 && c->unused >= 0 && c->n_back <= AIO_CHAIN);
     CHECK(c->n_unposted <= AIO_SEND_CHAIN && c->n_unposted <= c->sent - c->completed - c->flushed);
@@ -432,6 +433,7 @@ static void fuzz_messages(struct input *in)
     enum {
         SENDS = 8,
         CONTROLS = 6,
+        CONTROL_STRIDE = AIO_FRAME_SIZE + AIO_WORDS_SIZE,
         EXCHANGES = 4,
         RECEIVES = 26,
         ARRIVALS = 8,
@@ -442,7 +444,7 @@ static void fuzz_messages(struct input *in)
     };
     struct aio_connection *c = NULL;
     uint8_t *send = zeros(SENDS, STRIDE), *recv = zeros(RECEIVES, STRIDE);
-    uint8_t *control = zeros(CONTROLS, AIO_FRAME_SIZE);
+    uint8_t *control = zeros(CONTROLS, CONTROL_STRIDE);
     uint8_t *landing = zeros(4, STRIDE), *stage = zeros(3, STRIDE);
     uint8_t data[4 * STRIDE] = {0}, how = take8(in);
     uint16_t held[RECEIVES];
@@ -475,7 +477,7 @@ static void fuzz_messages(struct input *in)
                            .inline_size = how & 2 ? 24 : 0,
                            .send = {(uintptr_t)send, STRIDE, 1, SENDS},
                            .receive = {(uintptr_t)recv, STRIDE, 2, RECEIVES},
-                           .frames = {(uintptr_t)control, AIO_FRAME_SIZE, 3, CONTROLS},
+                           .frames = {(uintptr_t)control, CONTROL_STRIDE, 3, CONTROLS},
                        });
     connection_agree(c, &(struct aio_terms){
                             .credits = how & 4 ? 3 : 0,
@@ -599,8 +601,13 @@ static void fuzz_messages(struct input *in)
             connection_forget_news(c);
             break;
         case 10:
-            if (!c->raw)
-                connection_send_control(c, take8(in) % 2 ? AIO_FRAME_DONE : AIO_FRAME_CREDIT, 9, 0);
+            if (!c->raw) {
+                static const enum aio_frame_kind kinds[] = {AIO_FRAME_CREDIT, AIO_FRAME_DONE,
+                                                            AIO_FRAME_ABORT};
+
+                connection_leave_words(c, data, take8(in) % sizeof(data));
+                connection_send_control(c, kinds[take8(in) % 3], 9, 0);
+            }
             connection_send_credits(c);
             break;
         default: /* a completion that nothing here has asked for, of no number in particular */

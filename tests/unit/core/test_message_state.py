@@ -127,6 +127,7 @@ class Slots:
     def __init__(self, state: MessageState, count: int, size: int = 64) -> None:
         self.size = size
         self.sent: list[int] = []  # kinds of frames
+        self.frames: list[bytes] = []
         self.posted: list[int] = []
         self.memory, self.control = ffi.new("char[]", count * size), ffi.new("char[]", 6 * size)
         self.qp = QueuePair(self._send, self._receive)
@@ -136,7 +137,9 @@ class Slots:
         )
 
     def _send(self, wr: Any) -> None:
-        self.sent.append(ffi.cast("uint8_t *", wr.sg_list[0].addr)[0])
+        piece = wr.sg_list[0]
+        self.frames.append(bytes(ffi.buffer(ffi.cast("uint8_t *", piece.addr), piece.length)))
+        self.sent.append(self.frames[-1][0])
 
     def _receive(self, wr: Any) -> None:
         while wr:
@@ -165,6 +168,35 @@ def test_credits_that_a_task_waits_for_are_an_event() -> None:
         assert one.state.credits == before + returned
         assert one.events == events
         del waiting
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 32, 48])
+def test_the_words_behind_the_first_abort_are_kept(size: int) -> None:
+    """As many as there is room for; other frames have none."""
+    one = One(slot_size=64)
+    slots = Slots(one.state, 24)
+    words = bytes(range(1, 1 + size))
+    assert one.take(slots.lay(0, FrameKind.CREDIT, body=b"none"))
+    assert one.state.words() == b""
+    assert one.take(slots.lay(1, FrameKind.ABORT, body=words))
+    assert one.state.words() == words[:31]
+    assert one.take(slots.lay(2, FrameKind.ABORT, body=b"other words"))
+    assert one.state.words() == words[:31]
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 32, 1000])
+def test_an_abort_takes_words_along(size: int) -> None:
+    one = One(slot_size=64)
+    slots = Slots(one.state, 24)
+    words = bytes(number % 256 for number in range(size))
+    one.state.leave_words(words)
+    for kind in (FrameKind.PING, FrameKind.ABORT):
+        assert one.state.send_control(kind) == 0
+    assert slots.sent == [FrameKind.PING, FrameKind.ABORT]
+    assert [len(frame) for frame in slots.frames] == [16, 16 + min(size, 31)]
+    assert slots.frames[1][16:] == words[:31]
+    with pytest.raises(TypeError):
+        one.state.leave_words("a text")  # type: ignore[arg-type]
 
 
 def test_a_send_that_has_succeeded_gives_its_slot_back() -> None:

@@ -190,6 +190,60 @@ async def test_b04_the_reason_of_an_abort_comes_first() -> None:
     assert "it ran out of memory" in str(await told(wire))
 
 
+class Secret(Exception):
+    """An error of a program, whose text is nobody's concern."""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (Secret("password"), "the peer aborted the connection: its program raised Secret"),
+        (asyncio.CancelledError(), "the peer aborted the connection: its program was canceled"),
+        (type("N" * 40, (Exception,), {})(), f"raised {'N' * 31}"),
+        (type("é" * 40, (Exception,), {})(), f"raised {'é' * 15}"),
+        (type("no name\n", (Exception,), {})(), "the peer aborted the connection"),
+    ],
+    ids=lambda value: type(value).__name__.strip(),
+)
+async def test_an_exception_of_the_program_is_named_to_the_peer(
+    error: BaseException, said: str
+) -> None:
+    """By its class alone."""
+    wire = await opened()
+
+    async def program() -> None:
+        async with wire.ends[1]:
+            raise error
+
+    running = asyncio.create_task(program())
+    await wire.run()
+    assert b"password" not in b"".join(wire.links[1].sent)
+    text = str(await told(wire))
+    assert text.endswith(said)
+    with pytest.raises(type(error)):
+        await running
+
+
+@pytest.mark.parametrize(
+    "words", [b"", b"Not a name", b"\xff\x00", b"\x1b[31m", b"Error\n", b"Error" * 20]
+)
+async def test_words_of_a_peer_that_are_no_name_are_not_shown(words: bytes) -> None:
+    wire = await opened()
+    wire.links[0].inject(frame(FrameKind.ABORT) + words)
+    wire.links[0].cm_id.event(EventType.DISCONNECTED)
+    text = str(await told(wire))
+    cut = words[:31].decode(errors="ignore")
+    shown = f": its program raised {cut}" if cut.isidentifier() else ""
+    assert text == f"[Errno {errno.ECONNRESET}] the peer aborted the connection{shown}"
+
+
+async def test_words_count_behind_the_reason_of_a_program_alone() -> None:
+    wire = await opened()
+    wire.links[0].inject(frame(FrameKind.ABORT, AbortReason.MEMORY) + b"Error")
+    wire.links[0].cm_id.event(EventType.DISCONNECTED)
+    assert str(await told(wire)).endswith("it ran out of memory")
+
+
 async def test_b04_after_the_end_the_peer_has_closed() -> None:
     wire = await opened()
     wire.links[0].inject(frame(FrameKind.END))
