@@ -205,8 +205,8 @@ class AddressStats:
         requests: Times that a request was sent there.
         lost: Connections that broke, or failed the check.
         errors: Attempts to connect that failed.
-        works: False from a failed attempt, or from the end of the last connection, until a connect
-            succeeds.  True before the first attempt: that the server is there is not known yet.
+        works: Whether the last attempt succeeded, and its connections have not all broken since.
+            None: it is not known, because none was made, as to an address that stands by.
         last_error: The last failure, unless a connect has succeeded since.
     """
 
@@ -218,7 +218,7 @@ class AddressStats:
     requests: int = 0
     lost: int = 0
     errors: int = 0
-    works: bool = True
+    works: bool | None = None
     last_error: BaseException | None = None
 
 
@@ -233,6 +233,7 @@ class Way:
         size: Its connections that are open.
         connecting: Those that are being opened.
         out: Whether it does not work, as far as is known.
+        tried: Whether a connect has ended.
         not_before: Time of the loop of the next attempt.
         error: The last failure.
         requests, lost, errors: As in `AddressStats`.
@@ -241,6 +242,7 @@ class Way:
     __slots__ = (
         "_failed_at", "_failures", "_max_pause", "connecting", "error", "errors", "host", "local",
         "lost", "members", "not_before", "options", "out", "port", "requests", "size", "tier",
+        "tried",
     )  # fmt: skip
 
     def __init__(self, address: Address, local: str | None, tier: int, max_pause: float) -> None:
@@ -250,7 +252,7 @@ class Way:
         self.tier = tier
         self.members = Members()
         self.size = self.connecting = self.requests = self.lost = self.errors = 0
-        self.out = False
+        self.out = self.tried = False
         self.not_before = 0.0
         self.error: BaseException | None = None
         self._failures = 0  # in a row
@@ -263,11 +265,13 @@ class Way:
 
     def worked(self) -> None:
         """Note that a connect has succeeded."""
+        self.tried = True
         self.out = False
         self.error = None
 
     def failed(self, error: BaseException, began: float, now: float) -> None:
         """Note a failure of what began at this time; those that run together count as one."""
+        self.tried = True
         self.out = True
         self.error = error
         if began >= self._failed_at:
@@ -289,5 +293,5 @@ class Way:
         """What is known of it."""
         return AddressStats(
             self.host, self.port, self.local, self.size, self.connecting, self.requests, self.lost,
-            self.errors, not self.out, self.error,
+            self.errors, not self.out if self.tried else None, self.error,
         )  # fmt: skip

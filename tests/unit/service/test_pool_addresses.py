@@ -45,7 +45,7 @@ async def test_failover_takes_the_first_address_that_works(new_server: Serve) ->
         assert (dead.host, dead.port, dead.works, dead.size) == ("a", 1, False, 0)
         assert "no program listens" in str(dead.last_error)
         assert (alive.works, alive.size, alive.last_error) == (True, 3, None)
-        assert (unused.size, unused.errors) == (0, 0)
+        assert (unused.size, unused.errors, unused.works) == (0, 0, None), "it was never tried"
         server.down = set()
         await until(lambda: at(server) == {A: 3})
         assert pool.stats.addresses[0].works
