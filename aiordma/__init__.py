@@ -12,8 +12,11 @@ from aiordma.endpoint.batch import Batch
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connect import connect
 from aiordma.endpoint.connection import Connection
+from aiordma.endpoint.events import ConnectionEvents
 from aiordma.endpoint.keys import Keys
+from aiordma.endpoint.lease import Lease
 from aiordma.endpoint.listener import ConnectRequest, Listener, listen
+from aiordma.endpoint.notes import Note, Notes
 from aiordma.errors import (
     AuthenticationError,
     BatchError,
@@ -45,14 +48,16 @@ from aiordma.errors import (
     StaleRegionError,
 )
 from aiordma.link.limits import ListenerLimits
+from aiordma.link.tally import ConnectionStats
 from aiordma.memory.governor import set_large_message_budget
 from aiordma.memory.remote import RemoteRegion
 from aiordma.memory.shared import Memory
-from aiordma.requests.served import Request
+from aiordma.requests.served import Request, Requests
 from aiordma.service.broadcast import Broadcast, Delivery, SubscriberStats
-from aiordma.service.pool import Pool
+from aiordma.service.pool import Pool, PoolStats
 from aiordma.service.requests import handle_requests, serve_requests
 from aiordma.service.server import Server, serve
+from aiordma.service.way import AddressStats
 from aiordma.streams.connecting import create_connection, open_connection
 from aiordma.streams.server import RdmaServer, create_server, start_server
 from aiordma.streams.stream_config import StreamConfig
@@ -64,6 +69,7 @@ from aiordma.verbs.device import Device, devices, is_available, why_unavailable
 __version__ = "0.1.0"
 
 __all__ = [
+    "AddressStats",
     "AuthenticationError",
     "Batch",
     "BatchError",
@@ -75,9 +81,11 @@ __all__ = [
     "Connection",
     "ConnectionConfig",
     "ConnectionEndedError",
+    "ConnectionEvents",
     "ConnectionFailedError",
     "ConnectionLostError",
     "ConnectionRejectedError",
+    "ConnectionStats",
     "DatagramAddress",
     "DatagramConfig",
     "Delivery",
@@ -88,14 +96,18 @@ __all__ = [
     "ForkedError",
     "LibraryMissingError",
     "Keys",
+    "Lease",
     "Listener",
     "ListenerLimits",
     "Memory",
     "Message",
     "MessageTooLargeError",
     "NotSupportedError",
+    "Note",
+    "Notes",
     "PeerGoneError",
     "Pool",
+    "PoolStats",
     "ProtocolError",
     "RdmaError",
     "RdmaOSError",
@@ -110,6 +122,7 @@ __all__ = [
     "RequestError",
     "RequestRefusedError",
     "RequestUnknownError",
+    "Requests",
     "ResourceClosedError",
     "ResultLostError",
     "Server",
@@ -132,3 +145,11 @@ __all__ = [
     "start_tls",
     "why_unavailable",
 ]
+
+#: The packages of which docs/ has pages; all other modules are the library's own.
+_PACKAGES = {"cm", "contrib", "memory", "metrics", "streams", "testing", "verbs"}
+
+
+def __dir__() -> list[str]:
+    public = {*__all__, *_PACKAGES}
+    return [name for name in globals() if name in public or name.startswith("__")]

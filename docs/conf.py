@@ -108,8 +108,8 @@ def _without_notes(app: Any, name: str, source: list[str]) -> None:
 _MADE_BY_CALLS = {
     "aiordma.ConnectRequest",
     "aiordma.Connection",
-    "aiordma.endpoint.events.ConnectionEvents",
-    "aiordma.endpoint.lease.Lease",
+    "aiordma.ConnectionEvents",
+    "aiordma.Lease",
     "aiordma.Listener",
     "aiordma.datagram.transport.RdmaDatagramTransport",
     "aiordma.RdmaServer",

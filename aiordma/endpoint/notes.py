@@ -46,7 +46,7 @@ class Viewed(Protocol):
         """The memory, while the lease is open."""
 
 
-class Note:
+class Note(Uncopied):
     """One noted write of the peer: `Connection.write(..., imm=)` to memory exposed with notes.
 
     The peer chooses all three numbers; the bytes that they name are inside the memory of the lease.

@@ -27,6 +27,18 @@ def test_every_public_name_is_there_once_and_documented(module: ModuleType) -> N
         assert getattr(module, name).__doc__, name
 
 
+def test_the_modules_of_the_library_itself_are_not_shown() -> None:
+    """In a new process, in which no test has imported others."""
+    code = (
+        "import aiordma\n"
+        "shown = {name for name in dir(aiordma) if not name.startswith('_')}\n"
+        "assert all(hasattr(aiordma, name) for name in dir(aiordma))\n"
+        "print(*sorted(shown - set(aiordma.__all__)))\n"
+        "assert not set(aiordma.__all__) - shown\n"
+    )
+    assert run(code).split() == ["cm", "memory", "streams", "verbs"]
+
+
 def test_the_version_is_that_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert aiordma.__version__ == project["version"]
