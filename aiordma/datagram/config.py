@@ -6,7 +6,7 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
-from aiordma.link.settings import SECONDS, Between, check_settings
+from aiordma.link.settings import SECONDS, Between, check_settings, suggesting
 
 __all__ = ["DatagramAddress", "DatagramConfig", "Key", "key_of"]
 
@@ -31,6 +31,7 @@ class DatagramAddress(NamedTuple):
     qpn: int
 
 
+@suggesting
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatagramConfig:
     """Settings of a datagram endpoint.

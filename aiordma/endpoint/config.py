@@ -22,7 +22,15 @@ from aiordma.endpoint.wire import (
     TAKES_FRAGMENTS,
     Hello,
 )
-from aiordma.link.settings import RETRIES, SECONDS, WAITS, Between, OneOf, check_settings
+from aiordma.link.settings import (
+    RETRIES,
+    SECONDS,
+    WAITS,
+    Between,
+    OneOf,
+    check_settings,
+    suggesting,
+)
 from aiordma.loop.bounded_cache import BoundedCache
 from aiordma.memory.arena import Place
 from aiordma.verbs.context import DeviceAttributes
@@ -73,6 +81,7 @@ _STEP = 16
 _POOL_STEPS = 16
 
 
+@suggesting
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionConfig:
     """Settings of a connection; the defaults suit an ordinary server and its clients.

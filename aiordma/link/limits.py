@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from aiordma.link.settings import SECONDS, Between, check_settings
+from aiordma.link.settings import SECONDS, Between, check_settings, suggesting
 from aiordma.memory.memlock import memory_of_machine
 
 __all__ = [
@@ -25,6 +25,7 @@ MOST_TLS_HANDSHAKES = 256
 PRESSED_TLS_S = 5.0
 
 
+@suggesting
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerLimits:
     """How many connections, bytes and seconds the clients of one listener may have.

@@ -1,5 +1,6 @@
 """The checks of settings: each field of a configuration has its bounds in its annotation.
 
+    @suggesting
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config:
         depth: Annotated[int, Between(1, 255)] = 8
@@ -18,9 +19,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import sys
 import types
 from dataclasses import dataclass
-from typing import Any, Protocol, get_args, get_origin, get_type_hints
+from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 __all__ = [
     "RETRIES",
@@ -31,7 +33,10 @@ __all__ = [
     "Seconds",
     "Waiting",
     "check_settings",
+    "suggesting",
 ]
+
+Config = TypeVar("Config")
 
 #: How a wait for completions begins.
 WAITS = ("event", "adaptive", "spin")
@@ -150,3 +155,32 @@ def check_settings(config: object) -> None:
             _check_kind(rule.name, value, rule.kind)
         else:
             rule.bounds.check(rule.name, value, rule.kind)
+
+
+def suggesting(config: type[Config]) -> type[Config]:
+    """Have a dataclass that is given a name which it does not have suggest the one that is meant.
+
+    Python itself does so from 3.13 on.
+    """
+    if sys.version_info >= (3, 13):
+        return config
+    init: Any = config.__init__
+    known = [field.name for field in dataclasses.fields(config)]  # type: ignore[arg-type]
+
+    @functools.wraps(init)
+    def suggest(self: Config, *args: Any, **settings: Any) -> None:
+        for name in settings:
+            if name not in known:
+                raise TypeError(_unexpected(config.__name__, name, known))
+        init(self, *args, **settings)
+
+    config.__init__ = suggest  # type: ignore[assignment]
+    return config
+
+
+def _unexpected(config: str, name: str, known: list[str]) -> str:
+    import difflib  # not at each start of a program
+
+    near = difflib.get_close_matches(name, known, 1)
+    suggestion = f". Did you mean {near[0]!r}?" if near else ""
+    return f"{config}.__init__() got an unexpected keyword argument {name!r}{suggestion}"

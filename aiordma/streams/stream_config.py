@@ -5,11 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from aiordma.link.settings import SECONDS, WAITS, Between, OneOf, Seconds, check_settings
+from aiordma.link.settings import (
+    SECONDS,
+    WAITS,
+    Between,
+    OneOf,
+    Seconds,
+    check_settings,
+    suggesting,
+)
 
 __all__ = ["DEFAULTS", "StreamConfig"]
 
 
+@suggesting
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig:
     """Settings of a stream connection; the defaults suit an ordinary server and its clients.

@@ -1,13 +1,14 @@
-"""`wait` and `spin_us`, which the configurations of connections and streams have in common."""
+"""What the configurations have in common: `wait`, `spin_us`, and names that do not exist."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from aiordma import ConnectionConfig, StreamConfig
+from aiordma import ConnectionConfig, DatagramConfig, ListenerLimits, StreamConfig
 from aiordma.link.settings import WAITS
 
 
@@ -43,3 +44,26 @@ def test_bad_values_fail_at_the_call(
 ) -> None:
     with pytest.raises(error, match=next(iter(values))):
         config(**values)
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "meant"),
+    [
+        (ConnectionConfig, "idle_timeout", "idle_timeout_s"),
+        (StreamConfig, "keepalive", "keepalive_s"),
+        (ListenerLimits, "max_connection", "max_connections"),
+        (DatagramConfig, "refresh", "refresh_s"),
+        (ConnectionConfig, "nonsense", None),
+    ],
+)
+def test_a_name_that_is_not_there_suggests_the_one_that_is_meant(
+    config: Any, name: str, meant: str | None
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        config(**{name: 3})
+    suggestion = f". Did you mean {meant!r}?" if meant else ""
+    words = f"{config.__name__}.__init__() got an unexpected keyword argument {name!r}"
+    assert str(caught.value) == words + suggestion
+    with pytest.raises(TypeError, match="takes 1 positional argument"):
+        config(3)
+    assert config() == dataclasses.replace(config())
