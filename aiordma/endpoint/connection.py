@@ -772,7 +772,7 @@ class Connection(Uncopied):
         write: bool = False,
         atomic: bool = False,
         notes: bool = False,
-        timeout_s: float | None = None,
+        timeout: float | None = None,
     ) -> Lease:
         """Expose memory to the peer for as long as an `async with` block lasts.
 
@@ -792,17 +792,18 @@ class Connection(Uncopied):
             atomic: The peer may use atomics; NotSupportedError on iWARP.
             notes: The peer's writes with `imm` arrive as notes (`Lease.notes`), and not as
                 messages.  For memory that the peer may write to.
-            timeout_s: Seconds after which the lease ends even if the block has not; None: never.
+            timeout: Seconds after which the lease ends even if the block has not; None: never.
 
         Raises:
-            TypeError, ValueError: `buf` is no buffer, no right is given, `timeout_s` is not
-                positive, the part belongs to memory that the connection does not share, or there
-                are to be notes of memory that the peer may not write to.
+            TypeError, ValueError: `buf` is no buffer, no right is given, `timeout` is no number,
+                the part belongs to memory that the connection does not share, or there are to be
+                notes of memory that the peer may not write to.
             BufferError: The buffer is read-only, and the peer may not only read.
             NotSupportedError: The adapter does not confine a lease to its part, and a right is not
                 in `trusted` of the `Memory`.  Or the connection is raw, and has no notes.
             RdmaOSError: On entering the block: the part overlaps one that is lent to another
                 connection, and one of them is for writing.
+            TimeoutError: On entering the block: `timeout` is zero or less.  Nothing is exposed.
             OSError: On entering the block: the memory cannot be registered.
             ResourceClosedError, ConnectionLostError: The connection is over.
 
@@ -819,7 +820,7 @@ class Connection(Uncopied):
             raise NotSupportedError(errno.EOPNOTSUPP, text)
         return self._one_sided.lease(
             buf,
-            timeout_s,
+            timeout,
             read=read,
             write=write,
             atomic=atomic,

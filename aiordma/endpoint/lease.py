@@ -25,11 +25,10 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from aiordma.arguments import check_seconds
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.notes import NoteBook, Notes
 from aiordma.endpoint.outcome import Outcome
-from aiordma.errors import NotSupportedError, ResourceClosedError
+from aiordma.errors import NotSupportedError, RdmaTimeoutError, ResourceClosedError
 from aiordma.logs import log_of
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_loop
@@ -52,14 +51,11 @@ _REVOKE_S = 30.0
 _EACH_S = 0.05
 
 
-def rights_of(
-    context: Context, buf: Any, *, read: bool, write: bool, atomic: bool, timeout_s: float | None
-) -> Access:
+def rights_of(context: Context, buf: Any, *, read: bool, write: bool, atomic: bool) -> Access:
     """Check the arguments of `Connection.expose`, and return the rights that the peer gets.
 
     Raises:
-        TypeError, ValueError: `buf` is no buffer, no right is given, or `timeout_s` is not
-            positive.
+        TypeError, ValueError: `buf` is no buffer, or no right is given.
         BufferError: The buffer is read-only, and the peer may not only read.
         NotSupportedError: The device has no atomics, as no iWARP device has.
     """
@@ -74,7 +70,6 @@ def rights_of(
     if not rights:
         msg = "say what the peer may do: read, write or atomic"
         raise ValueError(msg)
-    check_seconds("timeout_s", timeout_s)
     if not isinstance(buf, SGE):  # a part of a Memory, which has checks of its own
         check_memory(buf, rights)
     if atomic and (context.is_iwarp or context.attributes.atomic_cap == AtomicCap.NONE):
@@ -189,6 +184,8 @@ class Lease(Uncopied):
             msg = "a lease is used once; expose the memory again"
             raise RuntimeError(msg)
         buffer, self._buffer = self._buffer, None
+        if self._timeout == 0:
+            raise RdmaTimeoutError(errno.ETIMEDOUT, "the time of the lease is over")
         opened: MemoryRegion | LentPart
         if self._lend is not None:
             opened = await self._lend(buffer, self._rights)

@@ -72,7 +72,7 @@ from aiordma._core import (
     Operation,
     may_land,
 )
-from aiordma.arguments import bytes_of, fitting
+from aiordma.arguments import bytes_of, fitting, seconds_left
 from aiordma.endpoint.config import COPIED_BYTES, ConnectionConfig
 from aiordma.endpoint.lease import Lease, rights_of
 from aiordma.endpoint.link import Link, lent
@@ -662,7 +662,7 @@ class OneSided:
     def lease(
         self,
         buf: Any,
-        timeout_s: float | None,
+        timeout: float | None,
         *,
         read: bool,
         write: bool,
@@ -671,14 +671,14 @@ class OneSided:
     ) -> Lease:
         """Make a lease, as `Connection.expose` says."""
         buf = buffer_of("memory to expose", buf)
-        rights = rights_of(
-            self._link.context, buf, read=read, write=write, atomic=atomic, timeout_s=timeout_s
-        )
+        rights = rights_of(self._link.context, buf, read=read, write=write, atomic=atomic)
+        if timeout is not None:
+            timeout = seconds_left("timeout", timeout)
         lend = None
         if isinstance(buf, SGE):
             self.require_shared(buf, rights)
             lend = self.lend
-        return Lease(self._link, self._outcome, self.memory, buf, rights, timeout_s, lend, notes)
+        return Lease(self._link, self._outcome, self.memory, buf, rights, timeout, lend, notes)
 
     async def lend(self, part: SGE, rights: Access, *, message: bool = False) -> LentPart:
         """Lend a part of the shared memory to the peer.

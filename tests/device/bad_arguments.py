@@ -10,7 +10,7 @@ from typing import Any
 
 __all__ = [
     "LIMIT_S", "NO_32_BITS", "NO_64_BITS", "NO_BUFFER", "NO_BYTES", "NO_INT", "NO_INT_OR_NONE",
-    "NO_DEADLINE", "NO_OFFSET", "NO_REGION", "NO_SECONDS", "NO_TIMEOUT", "REFUSED", "STRIDED",
+    "NO_DEADLINE", "NO_OFFSET", "NO_REGION", "NO_SECONDS", "REFUSED", "STRIDED",
     "Bad", "Mistakes", "no_mistakes",
 ]  # fmt: skip
 
@@ -67,7 +67,6 @@ NO_BUFFER: list[Any] = [
 STRIDED = memoryview(b"abcdef")[::2]
 NO_BYTES: list[Any] = [*NO_BUFFER, 5, 1 << 40, True]
 NO_SECONDS: list[Any] = ["1", b"1", object(), -1, math.nan, [1], OddIndex(), 1j, True]
-NO_TIMEOUT: list[Any] = [*NO_SECONDS, 0]
 # A deadline may have passed.
 NO_DEADLINE: list[Any] = [x for x in NO_SECONDS if x != -1]
 NO_REGION: list[Any] = [None, "remote", 5, b"x" * 24, object(), OddLength()]

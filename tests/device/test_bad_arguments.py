@@ -26,7 +26,6 @@ from tests.device.bad_arguments import (
     NO_OFFSET,
     NO_REGION,
     NO_SECONDS,
-    NO_TIMEOUT,
     STRIDED,
     Bad,
     Mistakes,
@@ -120,9 +119,9 @@ async def test_g05_messages_and_memory(address: str, mistakes: Mistakes) -> None
                 ),
                 ("expose(write)", lambda x: client.expose(x, write=True), [b"read-only"]),
                 (
-                    "expose(timeout_s)",
-                    lambda x: client.expose(64, read=True, timeout_s=x),
-                    NO_TIMEOUT,
+                    "expose(timeout)",
+                    lambda x: client.expose(64, read=True, timeout=x),
+                    NO_DEADLINE,
                 ),
             ]
             await works((client, server))

@@ -101,7 +101,7 @@ async def test_a_lease_that_has_ended(two: Two) -> None:
 
 
 async def test_a_lease_whose_time_is_up(two: Two) -> None:
-    lease = two.server.expose(bytearray(b"secret"), read=True, write=True, timeout_s=0.05)
+    lease = two.server.expose(bytearray(b"secret"), read=True, write=True, timeout=0.05)
     async with lease as region:
         expired = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().call_later(0.05, expired.set_result, None)

@@ -307,8 +307,10 @@ async def test_what_is_wrong_is_refused_before_it_costs_the_connection(pair: Pai
         await are_alive(pair)
     with pytest.raises(ValueError, match="what the peer may do"):
         server.expose(bytearray(1))
-    with pytest.raises(ValueError, match="timeout_s"):
-        server.expose(bytearray(1), read=True, timeout_s=0)
+    for over in (0, -1.5):
+        lease = server.expose(bytearray(1), read=True, timeout=over)
+        with pytest.raises(TimeoutError, match="the time of the lease is over"):
+            await lease.__aenter__()
     with pytest.raises(BufferError, match="read-only"):
         async with server.expose(b"constant", write=True):
             pass

@@ -227,7 +227,7 @@ async def test_a_lease_ends_by_itself(address: str, is_siw: bool) -> None:
 async def test_a_lease_ends_in_time(address: str) -> None:
     async with (
         shared(address) as (memory, [(_, server)]),
-        server.expose(memory[:PAGE], read=True, timeout_s=0.05) as region,
+        server.expose(memory[:PAGE], read=True, timeout=0.05) as region,
     ):
         await until(lambda: not memory.leases, 20)
         assert region.length == PAGE

@@ -117,7 +117,7 @@ async def test_the_end_of_a_lease_is_told(pair: Pair, owner: int) -> None:
 
 async def test_the_end_of_the_time_of_a_lease_is_told(pair: Pair) -> None:
     client, server = pair
-    async with server.expose(bytearray(SIZE), read=True, timeout_s=0.02) as named:
+    async with server.expose(bytearray(SIZE), read=True, timeout=0.02) as named:
         region = await give(server, client, named)
         await until(lambda: admission(client, region) == REFUSED_REVOKED)
         with pytest.raises(StaleRegionError, match="has ended"):
