@@ -6,6 +6,7 @@ it would be an error of `struct` or of C, after a slot, a credit or a registrati
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import sys
@@ -41,8 +42,8 @@ else:
     Buffer = Any
 
 __all__ = [
-    "Buffer", "bytes_of", "check_awaitable", "check_kind", "check_seconds", "fitting", "no_buffer",
-    "parts_of", "payload_of", "refuse_objects", "seconds_left", "whole",
+    "Buffer", "bytes_of", "check_awaitable", "check_kind", "check_seconds", "fitting", "name_of",
+    "no_buffer", "parts_of", "payload_of", "refuse_objects", "seconds_left", "whole",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -147,6 +148,14 @@ def check_kind(name: str, value: Any, kind: type[Any], *, none: bool = True) -> 
         # Not its repr: a configuration has twenty fields, and bytes may be a key.
         msg = f"{name} has to be a {kind.__name__}, not {_kind_of(value)}"
         raise TypeError(msg)
+
+
+def name_of(function: Any) -> str:
+    """The name of a function of the program, for a line in the log."""
+    while not hasattr(function, "__qualname__") and isinstance(function, functools.partial):
+        function = function.func
+    name: str = getattr(function, "__qualname__", type(function).__qualname__)
+    return name
 
 
 def check_awaitable(name: str, result: Any) -> None:

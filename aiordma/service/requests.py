@@ -15,7 +15,7 @@ from types import CoroutineType
 from typing import Any
 
 from aiordma._core import FOR_PYTHON
-from aiordma.arguments import check_kind, whole
+from aiordma.arguments import check_kind, name_of, whole
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connect import Opening
 from aiordma.endpoint.connection import Connection
@@ -98,6 +98,7 @@ def serve_requests(
         _handle_all, handler=handler, max_concurrent=max_concurrent, limit=limit,
         limit_bytes=limit_bytes, tracebacks=LogShare("errors of handlers"),
     )  # fmt: skip
+    each.__qualname__ = name_of(handler)  # type: ignore[attr-defined]  # for the server's log
     return serve(
         each, host, port, backlog=backlog, config=config, memory=memory, ipv6_only=ipv6_only,
         limits=limits, allow=allow, deny=deny, authorize=authorize, grace_s=grace_s,
@@ -261,13 +262,13 @@ class _Handlers:
             if tally.observed:
                 with tally.Operation("reply", connection._peer_attributes):
                     answer = await started(handler, request)
-                    await _reply(connection, request, answer, tracebacks)
+                    await _reply(connection, request, handler, answer, tracebacks)
                 return
             handling = handler(request)
             answer = await (handling if type(handling) is CoroutineType else checked(handling))
             if sent := request._answer(answer):  # not 0, which is the most frequent case
                 if sent == FOR_PYTHON:
-                    await _reply(connection, request, answer, tracebacks)
+                    await _reply(connection, request, handler, answer, tracebacks)
                 elif (rest := request._rest_of(sent)) is not None:
                     await rest
         except RequestError as exc:
@@ -282,7 +283,8 @@ class _Handlers:
             if isinstance(exc, RdmaError) and connection.is_closing():
                 _log.debug("%r of %r: %s", request, connection, exc)  # of each request that it had
             elif tracebacks.may_log(connection.get_extra_info("peername")):
-                _log.exception("the handler of %r of %r has raised", request, connection)
+                words = "the handler %s of %r of %r has raised"
+                _log.exception(words, name_of(handler), request, connection)
             _fail(request, exc)
         finally:
             self._tasks.pop(request, None)  # as `_ended` does, which would be one more call
@@ -291,12 +293,17 @@ class _Handlers:
 
 
 async def _reply(
-    connection: Connection, request: Request, answer: Any, tracebacks: LogShare
+    connection: Connection,
+    request: Request,
+    handler: RequestHandler,
+    answer: Any,
+    tracebacks: LogShare,
 ) -> None:
     if not request.answered:
         await request.reply(b"" if answer is None else answer)
     elif answer is not None and tracebacks.may_log(connection.get_extra_info("peername")):
-        _log.error("%r: the handler has answered it, and returned another answer", request)
+        words = "%r: the handler %s has answered it, and returned another answer"
+        _log.error(words, request, name_of(handler))
 
 
 def _fail(request: Request, exc: BaseException) -> None:

@@ -20,7 +20,7 @@ from types import CoroutineType
 from typing import Any, Self, TypeVar
 
 from aiordma._core import Message
-from aiordma.arguments import check_awaitable, check_seconds
+from aiordma.arguments import check_awaitable, check_seconds, name_of
 from aiordma.cm.address import Address
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connect import Opening
@@ -230,7 +230,8 @@ class Server(Uncopied):
             if isinstance(exc, asyncio.CancelledError) and is_canceled():
                 raise
             if self._tracebacks.may_log(connection.get_extra_info("peername")):
-                _log.exception("the handler of %r has raised", connection)
+                name = name_of(self._handler)
+                _log.exception("the handler %s of %r has raised", name, connection)
 
     def _look_at(self, result: object, connection: Connection) -> None:
         """Tell of a handler that means its result to be an answer."""
@@ -238,9 +239,9 @@ class Server(Uncopied):
             self._tracebacks.may_log(connection.get_extra_info("peername"))
         ):
             _log.error(
-                "the handler of %r has returned a %s, which is sent to nobody: send it by "
+                "the handler %s of %r has returned a %s, which is sent to nobody: send it by "
                 "`connection.send()`, or serve requests, whose results are answers",
-                connection, type(result).__name__,
+                name_of(self._handler), connection, type(result).__name__,
             )  # fmt: skip
 
     def _ended(self, accepting: asyncio.Task[None]) -> None:

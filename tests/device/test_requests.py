@@ -323,10 +323,36 @@ async def test_a_handler_knows_who_asks(address: str, caplog: pytest.LogCaptureF
         await until(lambda: "returned another answer" in caplog.text, LIMIT_S)
         (line,) = [each.message for each in caplog.records if each.levelno >= logging.ERROR]
         assert whose in line
+        assert f"the handler {serve.__qualname__} has answered it" in line
         caplog.clear()
         del connection
     await until(lambda: not server.connections, LIMIT_S)
     seen.clear()
+
+
+@pytest.mark.parametrize("call", ["serve_requests", "handle_requests"])
+async def test_the_log_names_a_handler_whose_result_is_no_answer(
+    address: str, call: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The traceback ends in the library, as the handler has returned."""
+
+    async def answering(_: aiordma.Request) -> Any:
+        return {"a": "dict"}
+
+    if call == "serve_requests":
+        serving = aiordma.serve_requests(answering, address, 0)
+    else:
+        serving = aiordma.serve(lambda each: aiordma.handle_requests(each, answering), address, 0)
+    async with (
+        serving as server,
+        aiordma.connect(address, server.port) as client,
+        asyncio.timeout(LIMIT_S),
+    ):
+        with pytest.raises(aiordma.RequestError, match="dict") as caught:
+            await client.request(b"?")
+        assert caught.value.remote_type == "TypeError"
+    (line,) = [each.message for each in caplog.records if each.levelno >= logging.ERROR]
+    assert line.startswith(f"the handler {answering.__qualname__} of <Request ")
 
 
 async def test_at_the_end_of_a_server_handlers_finish_or_are_refused(address: str) -> None:
@@ -583,7 +609,7 @@ async def test_a_pool_recovers_from_a_killed_server(address: str, count: int, ki
             out, err = await asyncio.to_thread(process.communicate, timeout=LIMIT_S)
             assert (process.returncode, out) == (0, "")
             # Handlers have raised on purpose, which is logged, and nothing else.
-            assert err.count("Traceback") == err.count("the handler of ")
+            assert err.count("Traceback") == err.count("the handler ")
     finally:
         process.kill()
         process.communicate()

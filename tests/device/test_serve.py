@@ -83,6 +83,7 @@ async def test_a_handler_that_raises_harms_no_other_connection(
         assert await ask(good) == b"?"
     errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert ["of the program" in str(record.exc_info) for record in errors] == [True]
+    assert f"the handler {handler.__qualname__} of <Connection" in errors[0].message
 
 
 @pytest.mark.parametrize("aborts", [True, False], ids=["aborts", "closes"])
@@ -547,6 +548,7 @@ async def test_a_result_that_is_meant_as_an_answer_is_logged(
         assert not errors
     else:
         (error,) = errors
+        assert error.startswith(f"the handler {handler.__qualname__} of <Connection ")
         assert f"has returned a {type(result).__name__}, which is sent to nobody" in error
 
 

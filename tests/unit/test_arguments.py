@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from typing import Any
 
 import numpy
@@ -10,7 +11,7 @@ import pytest
 
 import aiordma
 from aiordma import ConnectionConfig, StreamConfig
-from aiordma.arguments import bytes_of, check_kind, payload_of
+from aiordma.arguments import bytes_of, check_kind, name_of, payload_of
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import check_memory
 from tests.inside.endpoint import check_remote
@@ -96,3 +97,20 @@ def test_structures_of_numbers_are_bytes(numbers: Any) -> None:
     size = memoryview(numbers).nbytes
     assert bytes_of("the memory", numbers, writable=True).nbytes == size
     check_memory(numbers, Access.LOCAL_WRITE)
+
+
+class Called:
+    """An object that is called."""
+
+    def __call__(self) -> None:
+        """Do nothing."""
+
+
+def test_a_function_has_a_name() -> None:
+    """For a line in the log, whatever a program has given as a function."""
+    named = functools.partial(name_of)
+    named.__qualname__ = "by itself"  # type: ignore[attr-defined]
+    assert [
+        name_of(each)
+        for each in (name_of, Called().__call__, functools.partial(name_of), named, Called())
+    ] == ["name_of", "Called.__call__", "name_of", "by itself", "Called"]
