@@ -143,6 +143,7 @@ CASE_HINTS = {
     "sender's program change the buffer of a message before `send()` has returned?",
     "overloaded": "send fewer or smaller requests at a time, or try again later; the "
     "peer sets its limits where it calls requests()",
+    "stopping": "connect again, perhaps to another server, as a `Pool` does by itself",
     "pool": "raise max_size or timeout, or hold connections for a shorter time; "
     "`__cause__` tells why the pool could not connect",
     "queue": "the kernel's log (`dmesg`) may tell more",

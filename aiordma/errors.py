@@ -313,6 +313,8 @@ class BatchLostError(BatchError, ConnectionLostError):
 class ConnectionEndedError(PeerGoneError, EOFError):
     """The peer ended the stream in good order; everything that it sent was delivered."""
 
+    _answered = False  # requests that have no answer were not served
+
 
 class DeviceRemovedError(ConnectionLostError):
     """The RDMA device was removed, or its driver unloaded (errno ENODEV)."""
@@ -344,8 +346,12 @@ class RequestRefusedError(RequestError):
     """The peer did not serve the request; a handler may raise it, too.
 
     Attributes:
-        try_again: Whether the peer has more requests than it takes, and may serve it later.
+        try_again: Whether another attempt makes sense, as no handler has begun with the request:
+            the peer has more requests than it takes, and may serve it later; or it is stopping, and
+            another server may serve it.
     """
+
+    _stopping = False  # the connection takes no further request
 
     def __init__(
         self,

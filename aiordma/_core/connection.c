@@ -858,6 +858,8 @@ static void process_control(struct aio_connection *c, uint8_t kind, uint8_t flag
             note_violation(c, AIO_WRONG_ORDER, c->missing, 0);
             return;
         }
+        if (!(c->said & 1 << AIO_FRAME_END))
+            c->arguments_in[kind] = argument;
         note_frame(c, AIO_FRAME_END);
         break;
     default:

@@ -217,7 +217,7 @@ struct aio_connection {
     uint32_t n_revoking;
 
     aio_frame_kinds said; /* frames that the peer has sent; CREDIT: its first frame */
-    uint64_t arguments_in[AIO_FRAME_KIND_COUNT]; /* of these; of ABORT, the first */
+    uint64_t arguments_in[AIO_FRAME_KIND_COUNT]; /* of these; of END and ABORT, the first */
     struct aio_words words_in;                   /* of the peer, with its first ABORT */
     struct aio_dones dones;
     struct aio_order notes; /* the slots that they lie in; no memory before a lease wants notes */

@@ -84,3 +84,6 @@ class FrameCarrier:
     def is_closing(self) -> bool:
         """Whether the connection is being closed, or is closed or lost."""
         return self._outcome.decided
+
+    def _note_stopping(self) -> None:
+        self._outcome.stopping = True

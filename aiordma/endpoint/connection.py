@@ -904,6 +904,8 @@ class Connection(Uncopied):
         outcome = self._outcome
         if not outcome.decided:
             outcome.closing = True
+            if (exchange := self._receiver.exchange) is not None:
+                self._goodbye.answered = exchange.served.all_answered
             self._state.advance("SHUT")
             self._refuse_sends(outcome.failure)
             self._receiver.drop_all()
@@ -1264,7 +1266,8 @@ class Connection(Uncopied):
         if self._outcome.cause is None and state.said & 1 << FrameKind.END:
             if not (self._receiver.ended or self._outcome.closing):
                 self._link.note("the peer has closed")
-            self._receiver.end(ended_error)
+            answered = state.argument(FrameKind.END)
+            self._receiver.end(functools.partial(ended_error, answered))
             self._end_notes()
         if self._outcome.cause is None and state.said & 1 << FrameKind.ABORT:
             reason = state.argument(FrameKind.ABORT)

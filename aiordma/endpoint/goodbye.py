@@ -46,10 +46,12 @@ class Goodbye:
 
     Attributes:
         sends_before_end: How many sends were posted before END; None until END was posted.
+        answered: Whether each request of the peer that was served has its answer, so that the
+            others may be sent to another server.
     """
 
     __slots__ = (
-        "_aborted", "_config", "_ending", "_link", "_outcome", "_sender", "_task",
+        "_aborted", "_config", "_ending", "_link", "_outcome", "_sender", "_task", "answered",
         "sends_before_end",
     )  # fmt: skip
 
@@ -68,6 +70,7 @@ class Goodbye:
         self._ending = ending
         self._aborted = False
         self.sends_before_end: int | None = None
+        self.answered = False
         self._task: asyncio.Task[None] | None = None
 
     def abort(self) -> bool:
@@ -141,7 +144,7 @@ class Goodbye:
             await self._sender.flush_all()
         if self.sends_before_end is None and not self._config.raw:
             self.sends_before_end = self._link.state.sent
-            self._sender.control(FrameKind.END)
+            self._sender.control(FrameKind.END, int(self.answered))
         try:
             await self._sender.flush_all()
         except ConnectionLostError:

@@ -106,9 +106,15 @@ def eof_error() -> ResourceClosedError:
     return error
 
 
-def ended_error() -> ConnectionEndedError:
-    """The error of `recv` when the peer has closed in good order; a new exception each time."""
-    return ConnectionEndedError("the peer closed the connection")
+def ended_error(answered: int = 0) -> ConnectionEndedError:
+    """The error of `recv` when the peer has closed in good order; a new exception each time.
+
+    Args:
+        answered: The argument of its END.
+    """
+    error = ConnectionEndedError("the peer closed the connection")
+    error._answered = bool(answered & 1)
+    return error
 
 
 def _lost(text: str, hint: str, *, protocol: bool = False) -> ConnectionLostError:
@@ -218,13 +224,15 @@ class Outcome:
 
     Attributes:
         closing: Whether the program has closed it.  Sent messages may still be in flight.
+        stopping: Whether the peer serves no further request, and is about to close.
         cause: The first cause of the end; None while messages are sent and received.
     """
 
-    __slots__ = ("cause", "closing")
+    __slots__ = ("cause", "closing", "stopping")
 
     def __init__(self) -> None:
         self.closing: bool = False
+        self.stopping: bool = False
         self.cause: BaseException | None = None
 
     @property

@@ -38,7 +38,12 @@ from typing import Any, TypeVar, overload
 from aiordma._core import NO_ROOM, Call, CallTable, Message, RequestTable
 from aiordma._core import Coroutine as CallCoroutine
 from aiordma.arguments import bytes_of, seconds_left
-from aiordma.errors import ConnectionLostError, ProtocolError, RequestDeadlineError
+from aiordma.errors import (
+    ConnectionLostError,
+    ProtocolError,
+    RequestDeadlineError,
+    RequestRefusedError,
+)
 from aiordma.loop.running import from_finalizer
 from aiordma.loop.timers import Timer, call_later
 from aiordma.loop.wait_line import WaitLine
@@ -407,7 +412,10 @@ class Calls:
         """Process the ERROR frame that ends a call."""
         call = self._table.find(number)
         if call is not None:
-            self._table.finish(call, None, error_of(code, words))
+            error = error_of(code, words)
+            if isinstance(error, RequestRefusedError) and error._stopping:
+                self._carrier._note_stopping()
+            self._table.finish(call, None, error)
             self._ended_one()
         elif not flags & GIVEN_UP:
             msg = f"an error for request {number}, which waits for none"
@@ -428,18 +436,25 @@ class Calls:
         """Resume the tasks whose calls have ended; while no task is running."""
         self._table.resume()
 
-    def fail(self, failure: Callable[[], BaseException]) -> None:
-        """End all calls, because the connection is over; they raise what `failure` makes."""
+    def fail(
+        self, failure: Callable[[], BaseException], unanswered: Callable[[], BaseException]
+    ) -> None:
+        """End all calls, because the connection is over.
+
+        Args:
+            failure: Makes the exception of calls that come later.
+            unanswered: Makes that of those under way, and in line.
+        """
         self._failure = failure
         self._stop_timer()
         if self._alarm is not None:
             self._alarm.cancel()
         # No timer any more: what still waits ends with the connection.
         self._table.set_due(-math.inf)
-        self._line.fail(failure)
+        self._line.fail(unanswered)
         for call in self._table.close():
             if not call.ended:
-                error = failure()
+                error = unanswered()
                 if isinstance(error, ConnectionLostError):
                     error.request_sent = call.sent
                 self._table.end(call, error)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 from collections.abc import Callable
 
 from aiordma._core import Message
@@ -39,12 +40,14 @@ from aiordma.requests.wire import (
     ViolationError,
     again,
     parse,
+    stopping_error,
 )
 
 __all__ = ["Exchange"]
 
 #: A slot of a peer that sends without a header has room for so many bytes more than one with it.
 _BARE = 16
+_CLOSED = "the peer closed the connection"
 #: As plain integers, because looking up a member of an Enum takes longer.
 _ANSWER, _REQUEST = int(Kind.ANSWER), int(Kind.REQUEST)
 
@@ -155,6 +158,10 @@ class Exchange:
         over = self._carrier.is_closing() or not isinstance(exc, ResourceClosedError)
         in_order = isinstance(exc, (ConnectionEndedError, ResourceClosedError))
         self.served.end((lambda: None) if in_order else make, over=over)
+        unanswered = make
         if isinstance(exc, ConnectionEndedError):
-            make = again(ConnectionLostError(errno.ECONNRESET, "the peer closed the connection"))
-        self.calls.fail(make)
+            unanswered = make = again(ConnectionLostError(errno.ECONNRESET, _CLOSED))
+            if exc._answered:
+                unanswered = functools.partial(stopping_error, f"{_CLOSED} before it served this")
+            self._carrier._note_stopping()
+        self.calls.fail(make, unanswered)

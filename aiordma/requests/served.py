@@ -51,6 +51,8 @@ from aiordma.requests.wire import (
     HEADER_SIZE,
     INITIAL_BYTES,
     INITIAL_REQUESTS,
+    STOPPING,
+    STOPPING_NAME,
     Carrier,
     ErrorCode,
     Kind,
@@ -66,7 +68,7 @@ if TYPE_CHECKING:
     from aiordma.cm.address import Address
     from aiordma.endpoint.connection import Connection
 
-__all__ = ["STOPPING", "Request", "Requests", "Served"]
+__all__ = ["Request", "Requests", "Served"]
 
 
 class Request(Uncopied, PeerRequest):
@@ -237,6 +239,14 @@ class Request(Uncopied, PeerRequest):
         self._served.final(self._number, ErrorCode.DEADLINE, "", _LATE)
         return True
 
+    def _refuse(self) -> None:
+        """Answer that the server is stopping, in place of the handler, which has not begun."""
+        if not self._answered:
+            self._note_answered()
+            self._served.done(self._size)
+            if not self._canceled:
+                self._served.refuse(self._number)
+
     def _require_open(self) -> None:
         if self._answered:
             msg = "the request was answered before"
@@ -311,8 +321,6 @@ class _Announced:
 
 
 _LATE = "the time was over before the request was served"
-#: The text of the refusal of a request that no handler has begun with.
-STOPPING = "the server is stopping"
 #: The entry in `Served.numbers` of a request whose ERROR frame waits for room.
 _REFUSED = None
 #: How many bytes of requests a connection may have without a lease of the listener's budget.
@@ -422,9 +430,9 @@ class Served(RequestTable):
         self._admit(number, announced.deadline, message)
 
     def _admit(self, number: int, deadline: float | None, body: Message) -> None:
-        size, code = len(body), ErrorCode.OVERLOADED
+        size, name = len(body), ""
         if self._ended is not None:
-            text, code = STOPPING, ErrorCode.REFUSED
+            name, text = STOPPING_NAME, STOPPING
         elif self.queue and self.queued + size > self.hard_bytes:
             text = f"{self.queued} bytes of requests wait"
         elif (held := self.held + size) > self.may_hold and not self._widen(held):
@@ -436,7 +444,7 @@ class Served(RequestTable):
                 self._enqueue(request)
             return
         body.release()
-        self.final(number, code, "", text)
+        self.final(number, ErrorCode.OVERLOADED, name, text)
 
     def _let_c_admit(self) -> None:
         """Have C admit what is plain, if the next request may be."""
@@ -572,6 +580,15 @@ class Served(RequestTable):
                 error_frame(number, code, name, text), lambda: self.numbers.pop(number, None)
             )
 
+    def refuse(self, number: int) -> None:
+        """Tell the peer that no handler begins with a request, because this side is stopping."""
+        self.final(number, ErrorCode.OVERLOADED, STOPPING_NAME, STOPPING)
+
+    @property
+    def all_answered(self) -> bool:
+        """Whether each request that the program has got has its answer, and this was sent."""
+        return not (self.taken or self._given_up or _REFUSED in self.numbers.values())
+
     def _widen(self, held: int) -> bool:
         """Enlarge the lease to `held` bytes of requests; return whether that was possible."""
         return self._lease is None or self._resize(held)
@@ -613,7 +630,7 @@ class Served(RequestTable):
         if self._ended is not None:
             for request in list(self.queue):
                 self._drop(request)
-                self.final(request._number, ErrorCode.REFUSED, "", STOPPING)
+                self.refuse(request._number)
         await self._outbox.sent(limit_s)
 
     def end(self, failure: Callable[[], BaseException | None], *, over: bool) -> None:

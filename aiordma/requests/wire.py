@@ -27,10 +27,10 @@ from aiordma.errors import (
 from aiordma.memory.governor import Lease
 
 __all__ = [
-    "ANSWER_BODY", "BODY_FOLLOWS", "GIVEN_UP", "HEADER_SIZE", "INITIAL_BYTES", "INITIAL_REQUESTS",
-    "MAX_TEXT", "Carrier", "ErrorCode", "Frame", "Kind", "ViolationError", "body_of", "error_frame",
-    "ANSWER_HEAD", "again", "code_of", "error_of", "frame", "pack",
-    "parse",
+    "ANSWER_BODY", "BODY_FOLLOWS", "GIVEN_UP", "HEADER_SIZE", "INITIAL_BYTES",
+    "INITIAL_REQUESTS", "MAX_TEXT", "Carrier", "ErrorCode", "Frame", "Kind", "ViolationError",
+    "ANSWER_HEAD", "STOPPED", "STOPPING", "STOPPING_NAME", "again", "body_of", "code_of",
+    "error_frame", "error_of", "frame", "pack", "parse", "stopping_error",
 ]  # fmt: skip
 
 MAGIC = 0xA5
@@ -53,6 +53,13 @@ ANSWER_BODY = 1 << 31
 INITIAL_REQUESTS, INITIAL_BYTES = 16, 4 << 20
 #: The largest size of the name and the text of an error, in bytes.
 MAX_TEXT = 1024
+#: The text for a request whose handler the server has canceled, because it is stopping.
+STOPPED = "the server stopped while it served the request"
+#: The name in an OVERLOADED frame that refuses a request because the server is stopping; no class
+#: has it.  A peer that does not know it reads a refusal with `try_again`.
+STOPPING_NAME = "stopping"
+#: The text of such a refusal.
+STOPPING = "the server is stopping"
 _NO_REQUEST = (
     "a message that is no request: the peer's program sends messages to a connection that this "
     "side uses for requests"
@@ -183,6 +190,9 @@ class Carrier(Protocol):
     def is_closing(self) -> bool:
         """Whether the connection is being closed, or is closed or lost."""
 
+    def _note_stopping(self) -> None:
+        """Note that the peer serves no further request."""
+
 
 def frame(kind: Kind, number: int, argument: int = 0, flags: int = 0) -> bytes:
     """The header of a frame."""
@@ -253,6 +263,8 @@ def error_frame(number: int, code: int, name: str, text: str, flags: int = 0) ->
 def error_of(code: int, words: bytes) -> RequestError:
     """The exception for an ERROR frame; RequestError itself for a code that is not known here."""
     name, _, text = words.decode(errors="replace").partition("\0")
+    if code == ErrorCode.OVERLOADED and name == STOPPING_NAME:
+        return stopping_error(text)
     kind = _CLASSES.get(code, RequestError)
     told: dict[str, str] = {"remote_type": name, "remote_text": text}
     if not text or (name and kind is RequestError):
@@ -262,6 +274,13 @@ def error_of(code: int, words: bytes) -> RequestError:
     error = kind(text, **told)
     if code == ErrorCode.OVERLOADED and isinstance(error, RequestRefusedError):
         error.try_again, error.hint = True, CASE_HINTS["overloaded"]
+    return error
+
+
+def stopping_error(text: str) -> RequestRefusedError:
+    """The exception for a request that no handler has begun with, as the peer is stopping."""
+    error = RequestRefusedError(text, remote_text=text, try_again=True)
+    error.hint, error._stopping = CASE_HINTS["stopping"], True
     return error
 
 

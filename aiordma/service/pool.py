@@ -42,12 +42,20 @@ from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connect import connect
 from aiordma.endpoint.connection import Connection
 from aiordma.error_words import CASE_HINTS
-from aiordma.errors import ConnectionLostError, RdmaOSError, ResourceClosedError, errno_error
+from aiordma.errors import (
+    ConnectionLostError,
+    RdmaOSError,
+    RequestError,
+    RequestRefusedError,
+    ResourceClosedError,
+    errno_error,
+)
 from aiordma.loop import fork
 from aiordma.loop.limit import Limit
 from aiordma.loop.running import check_loop, from_finalizer
 from aiordma.loop.uncopied import Uncopied
 from aiordma.memory.shared import Memory
+from aiordma.requests.wire import STOPPED
 from aiordma.service.way import CROWDED, AddressStats, Member, Way
 from aiordma.service.ways import Naming, Ways, addresses_of, rails_of
 
@@ -195,7 +203,7 @@ class _Core:
             member = way.members.take()
             if member is None:
                 return None
-            if not member.connection.is_closing():
+            if not member.over:
                 way.requests += 1
                 if member.users > CROWDED:
                     self._fill(1)
@@ -221,7 +229,7 @@ class _Core:
             if (
                 member.place is not None
                 and (way.host, way.port) != (than.host, than.port)
-                and not member.connection.is_closing()
+                and not member.over
             ):
                 way.members.drop(member)
                 way.members.add_user(member)
@@ -239,7 +247,7 @@ class _Core:
             way = min(idle, key=lambda way: (way.tier, way.members.users))
             member = way.members.lend()
             assert member is not None
-            if not member.connection.is_closing():
+            if not member.over:
                 member.lent = True
                 return member
             way.members.give(member)
@@ -316,7 +324,7 @@ class _Core:
     def _share_kept(self) -> Member | None:
         """What is kept for those in line is not kept from the first, for whom they wait."""
         for member in self._kept:
-            if not member.connection.is_closing():
+            if not member.over:
                 member.way.members.add_user(member)
                 member.way.requests += 1
                 return member
@@ -338,6 +346,7 @@ class _Core:
         if by_user and not member.connection.is_closing():
             member.noted = True  # no failure of the server
         member.way.members.give(member)
+        broken = broken or (member.outcome.stopping and member.live)
         if broken:
             self._lose(member)
         if not member.users:
@@ -352,11 +361,14 @@ class _Core:
         member.idle_since = self.time()
         if not member.live:
             # Not before: the other users would get the error of a connection that was closed here.
-            member.connection.abort()
+            if member.outcome.stopping:
+                self._start(member.connection.close())
+            else:
+                member.connection.abort()
         elif not self.closing:
             if member.lent or self._kept.pop(member, False) is None:
                 member.way.members.put(member)
-            if member.connection.is_closing():
+            if member.over:
                 self._lose(member)
                 self._fill()
             elif member.due <= member.idle_since:
@@ -469,7 +481,7 @@ class _Core:
 
     def _look(self) -> None:
         """Notice the connections that are over, and whose ends are not complete."""
-        found = [m for m in self._members if m.live and m.connection.is_closing()]
+        found = [m for m in self._members if m.live and m.over]
         for member in found:
             self._lose(member)
         if found:
@@ -488,6 +500,8 @@ class _Core:
         self._to_replace += 1
         if not member.noted:
             text = "a connection broke, or failed the check, as soon as it was open"
+            if member.outcome.stopping:
+                text = "the server was stopping as soon as the connection was open"
             error = ConnectionLostError(errno.ECONNRESET, text)
             way.ended(member.opened_at, self.time(), error)
         self._improve()
@@ -646,6 +660,39 @@ class _Core:
                 task.cancel()  # perhaps in a pause
         if self._tasks:
             await asyncio.wait(self._tasks)
+
+
+class _Attempts:
+    """What has become of a request that is perhaps to be sent again.
+
+    Args:
+        idempotent: Whether the server may get it twice.
+        limit_s: Seconds for which servers that stop may refuse it, from the first time on.
+
+    Attributes:
+        lost: How often it was sent, and a server may have had it or the connection broke.
+    """
+
+    __slots__ = ("_idempotent", "_limit_s", "_until", "lost")
+
+    def __init__(self, idempotent: bool, limit_s: float) -> None:
+        self._idempotent = idempotent
+        self._limit_s = limit_s
+        self._until = math.inf
+        self.lost = 0
+
+    def may_repeat(self, exc: ConnectionLostError | RequestError, now: float) -> bool:
+        """Whether to send it again, after this exception."""
+        if isinstance(exc, RequestRefusedError) and exc._stopping:
+            # However often: each connection says so once, and none is opened there without a pause.
+            self._until = min(self._until, now + self._limit_s)
+            return now < self._until
+        self.lost += 1
+        if isinstance(exc, ConnectionLostError):
+            safe = self._idempotent or not exc.request_sent
+        else:  # a server that is stopping may have canceled the handler
+            safe = self._idempotent and exc.remote_text == STOPPED
+        return safe and self.lost < _TRIES
 
 
 def _too_late(text: str) -> RdmaOSError:
@@ -885,7 +932,9 @@ class Pool(Uncopied):
         """Send a request by one of the connections, and wait for its answer.
 
         A connection carries many requests at a time.  A request whose connection broke is sent
-        again, at most twice, if the server cannot have got it, or if it is `idempotent`.
+        again, at most twice, if the server cannot have got it, or if it is `idempotent`.  One that
+        a server refuses because it is stopping was not served, and is sent to another server, or
+        to the same one when it is back.
 
         Args:
             buf: As of `Connection.request`.
@@ -903,6 +952,8 @@ class Pool(Uncopied):
             TimeoutError: No connection in time.
             ResourceClosedError: The pool is closed, perhaps meanwhile.
             ConnectionLostError: The connection broke, and the request was not to be sent again.
+            RequestRefusedError: With `try_again`: no server takes it; without a `timeout`, for the
+                pool's since the first has refused it.
             Others: as `Connection.request`.
 
         Cancellation: the connection tells the server.
@@ -917,6 +968,7 @@ class Pool(Uncopied):
             or member.users >= CROWDED - 1
             or (outcome := member.outcome).cause is not None
             or outcome.closing
+            or outcome.stopping
         ):
             return await self._request(buf, timeout, idempotent, into)
         # Of most requests this is all: a pool costs what some counting does, and no call but these.
@@ -928,9 +980,10 @@ class Pool(Uncopied):
         member.users += 1
         try:
             answer: Message | int = await asking
-        except ConnectionLostError as exc:
-            core.release(member, broken=True)
-            if core.closing or (exc.request_sent and not idempotent):
+        except (ConnectionLostError, RequestError) as exc:
+            core.release(member, broken=isinstance(exc, ConnectionLostError))
+            attempts = _Attempts(idempotent, self._settings.timeout)
+            if core.closing or not attempts.may_repeat(exc, core.time()):
                 raise
         except BaseException:
             core.release(member)
@@ -942,7 +995,7 @@ class Pool(Uncopied):
             else:
                 core.release(member)
             return answer
-        return await self._request(buf, timeout, idempotent, into, begun, way)
+        return await self._request(buf, timeout, idempotent, into, begun, way, attempts)
 
     async def _request(
         self,
@@ -952,17 +1005,19 @@ class Pool(Uncopied):
         into: Any,
         begun: float = 0.0,
         lost: Way | None = None,
+        attempts: _Attempts | None = None,
     ) -> Message | int:
         """The rest of `request`, or all of it; `lost`: where it was sent before, from `begun`."""
         core = self._opened()
         end = None
         if timeout is not None and timeout is not ...:
             end = (core.time() if lost is None else begun) + seconds_left("timeout", timeout)
-        if lost is None:
+        if lost is None or attempts is None:
             core.requests += 1
-            tries, member = 0, core.share()
+            member = core.share()
+            attempts = _Attempts(idempotent, self._settings.timeout)
         else:
-            tries, member = 1, await self._share_again(core, lost, 1, end)
+            member = await self._share_again(core, lost, attempts, end)
         while True:
             if member is None:
                 member = await self._wait_for_member(core, buf, end)
@@ -971,10 +1026,9 @@ class Pool(Uncopied):
                 answer: Message | int = await member.connection.request(
                     buf, timeout=left, into=into
                 )
-            except ConnectionLostError as exc:
-                core.release(member, broken=True)
-                tries += 1
-                if tries == _TRIES or core.closing or (exc.request_sent and not idempotent):
+            except (ConnectionLostError, RequestError) as exc:
+                core.release(member, broken=isinstance(exc, ConnectionLostError))
+                if core.closing or not attempts.may_repeat(exc, core.time()):
                     raise
             except BaseException:
                 core.release(member)
@@ -982,10 +1036,10 @@ class Pool(Uncopied):
             else:
                 core.release(member)
                 return answer
-            member = await self._share_again(core, member.way, tries, end)
+            member = await self._share_again(core, member.way, attempts, end)
 
     async def _share_again(
-        self, core: _Core, lost: Way, tries: int, end: float | None
+        self, core: _Core, lost: Way, attempts: _Attempts, end: float | None
     ) -> Member | None:
         """A connection to another address than the one where a request was lost, if there is one.
 
@@ -993,7 +1047,7 @@ class Pool(Uncopied):
         """
         core.counts.retries += 1
         member = core.share_elsewhere(lost)
-        if member is None and tries == _TRIES - 1:
+        if member is None and attempts.lost == _TRIES - 1:
             pause = _LAST_PAUSE_S * random.uniform(0.5, 1.0)
             await asyncio.sleep(pause if end is None else min(pause, end - core.time()))
         return member

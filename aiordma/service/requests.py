@@ -20,14 +20,15 @@ from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connect import Opening
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.listener import Authorize
-from aiordma.errors import RdmaError, RequestError, RequestRefusedError
+from aiordma.errors import RdmaError, RequestError
 from aiordma.link import tally
 from aiordma.link.limits import ListenerLimits
 from aiordma.link.log_share import LogShare
 from aiordma.loop.lasting import until_done
 from aiordma.loop.running import is_canceled
 from aiordma.memory.shared import Memory
-from aiordma.requests.served import STOPPING, Request, Served
+from aiordma.requests.served import Request, Served
+from aiordma.requests.wire import STOPPED
 from aiordma.service.server import Server, checked, serve, started
 
 __all__ = ["RequestHandler", "handle_requests", "serve_requests"]
@@ -245,8 +246,7 @@ class _Handlers:
 
     def _never_begun(self, request: Request) -> None:
         if request in self._tasks:
-            if not request.canceled:
-                _fail(request, RequestRefusedError(STOPPING))
+            request._refuse()
             self._ended(request)
 
     def _ended(self, request: Request) -> None:
@@ -276,9 +276,8 @@ class _Handlers:
         except (Exception, asyncio.CancelledError) as exc:
             if isinstance(exc, asyncio.CancelledError) and is_canceled():
                 if not request.canceled:
-                    text = "the server stopped while it served the request"
-                    error = RequestError(text, remote_type="CancelledError", remote_text=text)
-                    _fail(request, error)
+                    kind = "CancelledError"
+                    _fail(request, RequestError(STOPPED, remote_type=kind, remote_text=STOPPED))
                 raise
             if isinstance(exc, RdmaError) and connection.is_closing():
                 _log.debug("%r of %r: %s", request, connection, exc)  # of each request that it had

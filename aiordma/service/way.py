@@ -47,7 +47,7 @@ class Member:
 
     Attributes:
         connection: The connection.
-        outcome: Whether it is over.
+        outcome: Whether it is over, or the server is stopping.
         way: The address to which it was made.
         users: Tasks that use it.
         lent: Whether one of them has it alone.
@@ -77,6 +77,11 @@ class Member:
         # Not all at the same time, if they were opened together.
         self.due = math.inf if lifetime is None else now + lifetime * random.uniform(0.9, 1.0)
         self.place: dict[Member, None] | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the connection takes no request any more."""
+        return self.outcome.stopping or self.connection.is_closing()
 
 
 class Members:

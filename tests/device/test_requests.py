@@ -437,6 +437,7 @@ async def test_a_stopping_server_refuses_what_no_handler_has_begun_with(address:
     assert {str(end) for end in ends[:40] if isinstance(end, aiordma.RequestRefusedError)} == {
         "the server is stopping"
     }
+    assert all(end.try_again for end in ends if isinstance(end, aiordma.RequestRefusedError))
 
 
 async def test_a_client_that_goes_cancels_its_handlers(address: str) -> None:

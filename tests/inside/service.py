@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiordma import Pool
 from aiordma.endpoint.outcome import Outcome
+from aiordma.requests.wire import stopping_error
 from aiordma.service import pool as pool_module
 from aiordma.service import server as server_module
 from aiordma.service import way as way_module
@@ -20,6 +21,7 @@ __all__ = [
     "name_within",
     "pools_connect_by",
     "prove_after",
+    "stopping_error",
     "tell_of_handlers_after",
     "users_of",
 ]

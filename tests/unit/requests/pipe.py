@@ -9,7 +9,12 @@ from types import EllipsisType
 from typing import Any
 
 from aiordma._core import Message
-from aiordma.errors import ConnectionLostError, MessageTooLargeError, ResourceClosedError
+from aiordma.errors import (
+    ConnectionEndedError,
+    ConnectionLostError,
+    MessageTooLargeError,
+    ResourceClosedError,
+)
 from aiordma.memory.governor import Lease
 from aiordma.requests.exchange import Exchange
 from aiordma.requests.served import Requests
@@ -30,6 +35,7 @@ class End:
         credits: Messages that it may send; None for any number.
         sent: All that it has sent: bytes, immediate.
         cause: The reason for which its requests ended it.
+        stopping: Whether the peer serves no further request.
     """
 
     def __init__(self, lease: Lease | None = None, limit_s: float | None = None) -> None:
@@ -42,6 +48,7 @@ class End:
         self.sent: list[tuple[bytes, int | None]] = []
         self.cause: BaseException | None = None
         self.over: BaseException | None = None
+        self.stopping = False
         self._inbox: deque[Message] = deque()
         self._room = asyncio.Event()
         self._line = asyncio.Lock()
@@ -115,12 +122,17 @@ class End:
     def is_closing(self) -> bool:
         return self.over is not None
 
+    def _note_stopping(self) -> None:
+        self.stopping = True
+
     # What a test does
 
     def failure(self) -> BaseException:
         assert self.over is not None
         if isinstance(self.over, ResourceClosedError):
             return ResourceClosedError(errno.ECONNABORTED, "closed")
+        if isinstance(self.over, ConnectionEndedError):
+            return self.over
         return ConnectionLostError(errno.ECONNRESET, "lost")
 
     def end(self, cause: BaseException | None = None) -> None:

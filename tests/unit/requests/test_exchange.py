@@ -17,10 +17,12 @@ from aiordma import (
     Request,
     RequestDeadlineError,
     RequestError,
+    RequestRefusedError,
     RequestUnknownError,
     ResourceClosedError,
 )
 from aiordma._core import Message
+from aiordma.endpoint.outcome import ended_error
 from aiordma.loop.timers import Timer, call_later
 from aiordma.requests import calls as calls_module
 from aiordma.requests.wire import (
@@ -497,6 +499,81 @@ async def test_at_the_end_all_waits_end() -> None:
     await request.reply(b"nobody waits")
     with pytest.raises(ConnectionLostError):
         await client.request(b"?")
+    await part(client, server)
+
+
+@pytest.mark.parametrize("answered", [0, 1, 3])
+async def test_after_a_close_in_good_order_a_request_was_not_served(answered: int) -> None:
+    """The peer says whether it was: an older one never does."""
+    client, server = await joined()
+    requests = server.requests(limit=2)
+    await settle()
+    asking = [asyncio.create_task(client.request(b"?")) for _ in range(4)]
+    await (await anext(requests)).reply(b"!")
+    assert await asking[0] == b"!"
+    client.end(ended_error(answered))
+    results: list[Any] = await asyncio.gather(*asking[1:], return_exceptions=True)
+    if answered:
+        assert [type(each) for each in results] == [RequestRefusedError] * 3
+        assert all(each.try_again and each._stopping for each in results)
+    else:
+        assert [type(each) for each in results] == [ConnectionLostError] * 3
+        assert [each.request_sent for each in results] == [True, True, False]
+    assert client.stopping
+    with pytest.raises(ConnectionLostError):
+        await client.request(b"?")
+    await part(client, server)
+
+
+async def test_whether_all_that_was_served_is_answered() -> None:
+    client, server = await joined()
+    requests, served = server.requests(), server.exchange.served
+    assert served.all_answered
+    asking = [asyncio.create_task(client.request(b"?")) for _ in range(3)]
+    await settle()
+    assert served.all_answered  # the program has got none of them
+    request = await anext(requests)
+    assert not served.all_answered
+    server.give(None)
+    server.credits = 0
+    replying = asyncio.create_task(request.reply(b"!"))
+    await settle()
+    assert not served.all_answered  # the answer waits for room
+    server.give(1)
+    await replying
+    assert served.all_answered
+    (await anext(requests)).fail(ValueError())
+    assert not served.all_answered
+    server.give(1)
+    await settle()
+    assert served.all_answered
+    request = await anext(requests)
+    replying = asyncio.create_task(request.reply(b"!"))
+    await settle()
+    replying.cancel()
+    await asyncio.wait([replying])
+    assert not served.all_answered  # the peer is still to be told that the answer was given up
+    server.give(1)
+    await settle()
+    assert served.all_answered
+    await part(client, server)
+    await asyncio.wait(asking)
+
+
+async def test_what_comes_to_a_server_that_is_stopping_is_refused() -> None:
+    client, server = await joined()
+    requests = server.requests()
+    asking = [asyncio.create_task(client.request(b"?"))]
+    await settle()
+    server.exchange.served.stop()
+    asking.append(asyncio.create_task(client.request(b"?")))
+    with pytest.raises(RequestRefusedError, match="the server is stopping") as caught:
+        await asking[1]
+    assert (caught.value.try_again, caught.value.remote_type) == (True, "")
+    assert client.stopping
+    assert not asking[0].done()
+    await (await anext(requests)).reply(b"!")
+    assert await asking[0] == b"!"
     await part(client, server)
 
 

@@ -22,6 +22,8 @@ from aiordma.requests.wire import (
     GIVEN_UP,
     HEADER_SIZE,
     MAX_TEXT,
+    STOPPING,
+    STOPPING_NAME,
     ErrorCode,
     Kind,
     ViolationError,
@@ -112,6 +114,19 @@ def test_errors_arrive_as_their_class(exc: Exception, code: int, kind: type[Exce
     assert str(exc) in str(error)
     if kind is RequestError:
         assert str(error) == f"{type(exc).__name__}: {exc}"
+
+
+def test_a_peer_that_is_stopping_is_told_from_one_that_has_no_room() -> None:
+    error = error_of(ErrorCode.OVERLOADED, f"{STOPPING_NAME}\0{STOPPING}".encode())
+    assert isinstance(error, RequestRefusedError)
+    assert (error.try_again, error._stopping, error.remote_type) == (True, True, "")
+    assert error.hint == CASE_HINTS["stopping"]
+    assert (str(error), error.remote_text) == (STOPPING, STOPPING)
+    # Passed on by a handler of another server, it says nothing of that server.
+    assert code_of(error) == ErrorCode.OVERLOADED
+    passed_on = error_of(ErrorCode.OVERLOADED, f"RequestRefusedError\0{error}".encode())
+    assert isinstance(passed_on, RequestRefusedError)
+    assert (passed_on.try_again, passed_on._stopping) == (True, False)
 
 
 def test_an_error_of_an_unknown_code_or_without_words() -> None:

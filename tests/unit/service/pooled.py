@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aiordma import ConnectionConfig, ConnectionLostError, ConnectionRejectedError, Pool
-from tests.inside.service import Outcome
+from tests.inside.service import Outcome, stopping_error
 
 from ..conftest import LIMIT_S, settle
 
@@ -24,7 +24,8 @@ class Fake:
         self.local = local
         self._over = asyncio.get_running_loop().create_future()
         self._carries_requests = False
-        self._outcome = Outcome()
+        self._outcome = self.outcome = Outcome()
+        self.closed = False
         self.requests: list[bytes] = []
         server.made.append(self)
 
@@ -37,6 +38,7 @@ class Fake:
             self._over.set_result(None)
 
     async def close(self) -> None:
+        self.closed = not self.is_closing()
         self.abort()
         await asyncio.sleep(0)
 
@@ -48,6 +50,11 @@ class Fake:
         assert into is None
         self.requests.append(buf)
         self._carries_requests = True
+        if self.address in self._server.stopping:
+            self._outcome.stopping = True
+            raise stopping_error("the server is stopping")
+        if self._server.raises:
+            raise self._server.raises.pop()
         if self._server.breaks:
             sent = self._server.breaks.pop()
             if not self._server.ends_late:
@@ -71,6 +78,8 @@ class Server:
         made: All connections.
         attempts: When a connect began.
         breaks: Requests that break their connection: whether they were sent.
+        raises: What requests raise.
+        stopping: Addresses that refuse requests.
         ends_late: Whether a broken connection is not closed at once.
         answering: Whether requests are answered.
         ended: Whether connections that are over have ended.
@@ -85,6 +94,8 @@ class Server:
         self.made: list[Any] = []
         self.attempts: list[float] = []
         self.breaks: list[bool] = []
+        self.raises: list[Exception] = []
+        self.stopping: set[tuple[str, int]] = set()
         self.ends_late = False
         self.answering = asyncio.Event()
         self.answering.set()

@@ -16,6 +16,9 @@ from aiordma import (
     ConnectionLostError,
     ConnectionRejectedError,
     Pool,
+    RequestDeadlineError,
+    RequestError,
+    RequestRefusedError,
     ResourceClosedError,
 )
 from tests.device.stepping import Steps, every_step, run_canceled
@@ -329,6 +332,112 @@ async def ask_and_raise(pool: Pool) -> None:
     async with pool.connection() as connection:
         await connection.request(b"?")
         raise ZeroDivisionError
+
+
+async def test_a_server_that_is_stopping_is_left_in_good_order(new_server: Serve) -> None:
+    """What it refuses is sent again, and what it has begun with is answered."""
+    server = new_server()
+    async with new_pool(max_size=1) as pool:
+        server.answering.clear()
+        asking = [asyncio.create_task(pool.request(b"early")) for _ in range(3)]
+        await until(lambda: server.made and len(server.made[0].requests) == 3)
+        server.stopping.add(("server", 7))
+        asking.append(asyncio.create_task(pool.request(b"late")))
+        await settle()
+        old = server.made[0]
+        assert old.requests[3:] == [b"late"]
+        asking.append(asyncio.create_task(pool.request(b"later")))
+        await settle()
+        assert old.requests[3:] == [b"late"]
+        server.stopping.clear()
+        await until(lambda: len(server.made) == 2 and len(server.made[1].requests) == 2)
+        assert not old.is_closing()
+        server.answering.set()
+        assert await asyncio.gather(*asking) == [b"early"] * 3 + [b"late", b"later"]
+        await until(old.is_closing)
+        assert old.closed
+        stats = pool.stats
+        assert (stats.size, stats.retries, stats.lost, stats.reconnects) == (1, 1, 1, 1)
+    await nothing_left(server)
+
+
+@pytest.mark.parametrize("how", ["request", "beside another", "lent"])
+async def test_a_connection_of_a_server_that_is_stopping_gets_no_user(
+    new_server: Serve, how: str
+) -> None:
+    server = new_server()
+    async with new_pool() as pool:
+        await pool.wait()
+        old = server.made[0]
+        others = []
+        if how == "beside another":
+            server.answering.clear()
+            others = [asyncio.create_task(pool.request(b"other"))]
+            await settle()
+        old.outcome.stopping = True
+        server.answering.set()
+        if how == "lent":
+            async with pool.connection() as lent:
+                assert lent is server.made[1]
+        else:
+            assert await pool.request(b"?") == b"?"
+            assert server.made[1].requests == [b"?"]
+        assert await asyncio.gather(*others) == [b"other"] * len(others)
+        assert b"?" not in old.requests
+    await nothing_left(server)
+
+
+async def test_refusals_of_servers_that_are_stopping_have_an_end(new_server: Serve) -> None:
+    server = new_server()
+    server.stopping.add(("server", 7))
+    async with new_pool(timeout=0.5, max_pause=0.1) as pool:
+        begun = asyncio.get_running_loop().time()
+        with pytest.raises((RequestRefusedError, TimeoutError), match=r"stopping"):
+            await pool.request(b"?")
+        assert asyncio.get_running_loop().time() - begun < LIMIT_S
+        with pytest.raises((RequestRefusedError, TimeoutError)):
+            await pool.request(b"?", timeout=0.2)
+        assert len(server.made) < 30
+    await nothing_left(server)
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+async def test_a_handler_that_a_stopping_server_has_canceled(
+    new_server: Serve, *, idempotent: bool
+) -> None:
+    """It may have done its work."""
+    server = new_server()
+    text = "the server stopped while it served the request"
+    server.raises = [RequestError(text, remote_type="CancelledError", remote_text=text)]
+    async with new_pool() as pool:
+        if idempotent:
+            assert await pool.request(b"?", idempotent=True) == b"?"
+        else:
+            with pytest.raises(RequestError, match=text):
+                await pool.request(b"?")
+        assert pool.stats.retries == idempotent
+    await nothing_left(server)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RequestRefusedError("no room", try_again=True),
+        RequestError("by 0", remote_type="ZeroDivisionError"),
+        RequestError("", remote_type="CancelledError"),  # of a task that the handler has awaited
+        RequestDeadlineError("late"),
+    ],
+)
+async def test_other_errors_are_the_callers(new_server: Serve, error: RequestError) -> None:
+    server = new_server()
+    server.raises = [error]
+    async with new_pool() as pool:
+        with pytest.raises(type(error)) as caught:
+            await pool.request(b"?", idempotent=True)
+        assert caught.value is error
+        assert pool.stats.retries == 0
+    server.raises.clear()
+    await nothing_left(server)
 
 
 async def test_after_an_exception_a_lent_connection_is_dropped(new_server: Serve) -> None:

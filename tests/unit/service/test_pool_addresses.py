@@ -114,6 +114,23 @@ async def test_a_request_is_sent_again_to_another_address_first(new_server: Serv
 
 
 @pytest.mark.parametrize("policy", ["failover", "spread"])
+async def test_an_address_that_is_stopping_is_left_for_another(
+    new_server: Serve, policy: str
+) -> None:
+    server = new_server()
+    async with new_pool(host=[A, B], policy=policy, min_size=4, max_size=4) as pool:
+        await pool.wait()
+        server.stopping.add(A)
+        server.down.add(A)
+        for _ in range(10):
+            assert await pool.request(b"?", timeout=LIMIT_S) == b"?"
+        refused = [each for each in server.made if each.address == A and each.requests]
+        assert all(len(each.requests) == 1 for each in refused)
+        assert pool.stats.retries == len(refused)
+    await nothing_left(server)
+
+
+@pytest.mark.parametrize("policy", ["failover", "spread"])
 async def test_an_address_that_does_not_answer_holds_nobody_up(
     new_server: Serve, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
