@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from aiordma.cli import devices, doctor, gids
 from aiordma.cli.perf.command import perf
@@ -150,18 +152,51 @@ def _doctor(context: click.Context, /, **options: Any) -> None:
 )
 @_port
 @_source
+@click.option(
+    "--connect",
+    "connects",
+    is_flag=True,
+    help="Open and close connections in place of sending messages: for servers that are no echo.",
+)
+@click.option(
+    "--key-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with the secret of a key, all of its bytes; its name is that of the key.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print the summary alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object on each line.")
 @click.pass_context
 def _ping(context: click.Context, /, **options: Any) -> None:
     """Measure the time to an `aiordma echo` on HOST and back, until Ctrl-C.
 
+    With --connect to any server of messages or requests, without a word to its program; one that is
+    full refuses, and has answered.
+
     Exit status: 0 if there was an answer, 1 if there was none, 2 for a wrong command line.
     """
     # Here and below: modules that need RDMA are imported only by the commands that use them.
     from aiordma.cli import ping
 
+    is_default = context.get_parameter_source("size") is ParameterSource.DEFAULT
+    if options["connects"] and not is_default:
+        msg = "--size is of messages, and --connect sends none."
+        raise click.UsageError(msg)
+    options["keys"] = _key_of(options.pop("key_file"))
     context.exit(ping.run(options.pop("host"), options.pop("port"), **options))
+
+
+def _key_of(path: Path | None) -> Any:
+    """The key in a file, as a Kubernetes Secret that is mounted has it."""
+    if path is None:
+        return None
+    from aiordma.endpoint.keys import MOST_BYTES, Keys
+
+    try:
+        with path.open("rb") as file:
+            return Keys({path.name: file.read(MOST_BYTES + 1)})
+    except (OSError, ValueError) as exc:
+        msg = f"{path}: {exc.strerror if isinstance(exc, OSError) else exc}"
+        raise click.BadParameter(msg, param_hint="--key-file") from None
 
 
 _limit = click.option(

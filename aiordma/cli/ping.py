@@ -1,8 +1,11 @@
-"""`aiordma ping`: the time that a message to `aiordma echo` takes there and back.
+"""`aiordma ping`: the time that a message to `aiordma echo` takes there and back, or a connection.
 
 Messages are numbered.  A connection delivers in order, so that the n-th answer belongs to the n-th
 message of the connection.  A message is lost if its answer does not come within the limit, is not
 the same bytes, or if the connection breaks before; then the next message makes a new connection.
+
+With `--connect` each message is a connection instead, which is opened and closed: any server of
+messages or of requests answers that by itself, as long as its event loop runs.
 """
 
 from __future__ import annotations
@@ -20,10 +23,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from aiordma.cli.output import print_hint, print_line, printable
-from aiordma.cli.words import serves_streams, words_of
+from aiordma.cli.words import is_full, serves_streams, words_of
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connect import connect
 from aiordma.endpoint.connection import Connection
+from aiordma.endpoint.keys import Keys
 from aiordma.errors import (
     DeviceNotFoundError,
     HostNotFoundError,
@@ -118,10 +122,12 @@ class Printer:
     Args:
         as_json: For programs.
         quiet: The summary alone.
+        what: What the summary counts.
     """
 
-    def __init__(self, *, as_json: bool, quiet: bool) -> None:
+    def __init__(self, *, as_json: bool, quiet: bool, what: str = "messages sent") -> None:
         self._as_json = as_json
+        self._what = what
         self._quiet = quiet
 
     def say(self, event: str, *parts: tuple[str, str], **facts: object) -> None:
@@ -152,7 +158,7 @@ class Printer:
         self.say("summary", (f"--- {host} ping statistics ---", "bold"))
         self.say(
             "summary",
-            (f"{tally.sent} messages sent, {tally.answered} answered{waiting}, ", ""),
+            (f"{tally.sent} {self._what}, {tally.answered} answered{waiting}, ", ""),
             (f"{tally.loss_percent:.6g}% lost", "red" if tally.lost else "green"),
             (f", time {seconds * 1000:.0f} ms", ""),
         )
@@ -176,6 +182,8 @@ class Ping:
         size: Bytes of a message.
         limit_s: Seconds that an answer may take, and a connection.
         source: Local address to connect from; None lets routing choose.
+        connects: Whether to open and close connections in place of sending messages.
+        keys: The key to prove to have; None for a peer without keys.
         printer: Prints the events.
     """
 
@@ -189,6 +197,8 @@ class Ping:
         size: int,
         limit_s: float,
         source: str | None,
+        connects: bool,
+        keys: Keys | None,
         printer: Printer,
     ) -> None:
         self.tally: Tally = Tally()
@@ -200,7 +210,8 @@ class Ping:
         self._limit_s = limit_s
         self._local_addr = None if source is None else (source, 0)
         self._say = printer.say
-        self._config = ConnectionConfig(close_timeout_s=1.0)
+        self._connects = connects
+        self._config = ConnectionConfig(close_timeout_s=1.0, keys=keys)
         self._connection: Connection | None = None
         self._hearing: asyncio.Task[None] | None = None
         self._sent: deque[_Sent] = deque()
@@ -220,7 +231,7 @@ class Ping:
         due = loop.time()
         try:
             while self._count is None or self.tally.sent < self._count:
-                await self._send_one()
+                await (self._connect_once() if self._connects else self._send_one())
                 due = max(due + self._interval_s, loop.time())
                 if self._count is None or self.tally.sent < self._count:
                     await self._until(partial(_is_past, loop, due), due)
@@ -261,6 +272,23 @@ class Ping:
                 self._lose(number, why)
             await self._disconnect()
 
+    async def _connect_once(self) -> None:
+        self.tally.sent += 1
+        begun_ns = time.perf_counter_ns()
+        try:
+            connection = await self._connect()
+        except (OSError, RdmaError) as exc:
+            if is_full(exc):  # its listener answers, and would have to be killed to have room
+                self._answered(self.tally.sent, begun_ns, time.perf_counter_ns(), "full")
+                return
+            if self._is_final(exc):
+                self.tally.lost += 1
+                raise
+            self._lose(self.tally.sent, words_of(exc))
+            return
+        self._answered(self.tally.sent, begun_ns, time.perf_counter_ns())
+        await connection.close()
+
     def _is_final(self, exc: BaseException) -> bool:
         """Whether another message has no chance either."""
         if isinstance(exc, _FOR_GOOD) or serves_streams(exc):
@@ -278,6 +306,11 @@ class Ping:
         if connection is not None and not connection.is_closing():
             return connection
         await self._disconnect()
+        connection = self._connection = await self._connect()
+        self._hearing = asyncio.get_running_loop().create_task(self._hear(connection))
+        return connection
+
+    async def _connect(self) -> Connection:
         connection = await connect(
             self._host,
             self._port,
@@ -285,17 +318,16 @@ class Ping:
             local_addr=self._local_addr,
             timeout=self._limit_s,
         )
-        self._connection = connection
-        self._hearing = asyncio.get_running_loop().create_task(self._hear(connection))
         if not self._told:
             self._told = True
             there = connection.get_extra_info("peername")[0]
             device = connection.get_extra_info("device")
             where = f"{self._host} ({there})" if there != self._host else there
+            what = "connections" if self._connects else f"{self._size} bytes"
             self._say(
                 "begin",
-                (f"PING {where} port {self._port} by {device}: {self._size} bytes", "bold"),
-                host=self._host, address=there, port=self._port, device=device, bytes=self._size,
+                (f"PING {where} port {self._port} by {device}: {what}", "bold"),
+                host=self._host, address=there, port=self._port, device=device, **self._sizes,
             )  # fmt: skip
         return connection
 
@@ -340,13 +372,22 @@ class Ping:
         if not is_same:
             self._lose(sent.number, "other bytes came back")
             return
-        time_ms = (at_ns - sent.at_ns) / 1e6
+        self._answered(sent.number, sent.at_ns, at_ns)
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        return {} if self._connects else {"bytes": self._size}
+
+    def _answered(self, number: int, begun_ns: int, at_ns: int, how: str = "") -> None:
+        time_ms = (at_ns - begun_ns) / 1e6
         self.tally.times_ms.append(time_ms)
+        what = "connection to" if self._connects else f"{self._size} bytes from"
+        facts: dict[str, object] = {"full": True} if how else {}
         self._say(
             "answer",
-            (f"{self._size} bytes from {self._host}: seq=", ""), (str(sent.number), "cyan"),
-            (" time=", ""), (f"{time_ms:.3f}", "green"), (" ms", ""),
-            seq=sent.number, bytes=self._size, time_ms=round(time_ms, 6),
+            (f"{what} {self._host}: seq=", ""), (str(number), "cyan"),
+            (" time=", ""), (f"{time_ms:.3f}", "green"), (f" ms{how and f', {how}'}", ""),
+            seq=number, **self._sizes, time_ms=round(time_ms, 6), **facts,
         )  # fmt: skip
 
     def _late(self, number: int) -> None:
@@ -390,6 +431,8 @@ def run(
     size: int,
     limit_s: float,
     source: str | None,
+    connects: bool,
+    keys: Keys | None,
     quiet: bool,
     as_json: bool,
 ) -> int:
@@ -403,18 +446,22 @@ def run(
         size: Bytes of a message.
         limit_s: Seconds that an answer may take.
         source: Local address to connect from; None lets routing choose.
+        connects: Open and close connections in place of sending messages.
+        keys: The key to prove to have; None for a peer without keys.
         quiet: Print the summary alone.
         as_json: Print a JSON object on each line.
 
     Returns:
         0 if there was an answer, else 1.
     """
-    printer = Printer(as_json=as_json, quiet=quiet)
+    printer = Printer(
+        as_json=as_json, quiet=quiet, what="connections" if connects else "messages sent"
+    )
 
     async def work() -> Tally:
         ping = Ping(
             host, port, count=count, interval_s=interval_s, size=size, limit_s=limit_s,
-            source=source, printer=printer,
+            source=source, connects=connects, keys=keys, printer=printer,
         )  # fmt: skip
         loop = asyncio.get_running_loop()
         running = loop.create_task(ping.run())

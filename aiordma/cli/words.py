@@ -7,17 +7,23 @@ import re
 from aiordma.errors import ConnectionRejectedError
 from aiordma.link.refusal import RefusalReason, library_words, names_the_kind, refusal
 
-__all__ = ["MESSAGES", "STREAMS", "serves_streams", "words_of"]
+__all__ = ["MESSAGES", "STREAMS", "is_full", "serves_streams", "words_of"]
 
 # Instead of the library's words, which are for a program's author.
 STREAMS = "a server of streams listens there, such as `aiordma serve`, and no `aiordma echo`"
 MESSAGES = "a listener for messages is there, such as `aiordma echo`, and no `aiordma serve`"
 _REFUSED_BY_STREAMS = library_words(refusal(RefusalReason.STREAMS))
+_FULL = library_words(refusal(RefusalReason.FULL))
 
 
 def serves_streams(exc: BaseException) -> bool:
     """Whether a client of messages was refused by a server of streams."""
     return isinstance(exc, ConnectionRejectedError) and exc.hint == _REFUSED_BY_STREAMS
+
+
+def is_full(exc: BaseException) -> bool:
+    """Whether a listener that works has refused, as it has all connections that it takes."""
+    return isinstance(exc, ConnectionRejectedError) and exc.hint == _FULL
 
 
 def words_of(exc: BaseException) -> str:

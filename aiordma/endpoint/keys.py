@@ -32,6 +32,7 @@ from aiordma.loop.uncopied import Uncopied
 
 __all__ = [
     "ANSWER_SIZE",
+    "MOST_BYTES",
     "REQUEST_SIZE",
     "Claim",
     "Ends",
@@ -43,7 +44,7 @@ __all__ = [
 ]
 
 _SMALLEST = 16
-_LARGEST = 1 << 16
+MOST_BYTES = 1 << 16
 _LONGEST_ID = 255
 _TAG_SIZE = 8
 _NONCE_SIZE = 16
@@ -176,10 +177,10 @@ def _checked(name: str, secret: Buffer) -> tuple[str, bytes]:
         msg = f"the name of a key has 1 to {_LONGEST_ID} printable characters"
         raise ValueError(msg)
     data = bytes(bytes_of(f"key {name!r}", secret))
-    if not _SMALLEST <= len(data) <= _LARGEST:
+    if not _SMALLEST <= len(data) <= MOST_BYTES:
         msg = (
-            f"key {name!r} has {len(data)} bytes, of at least {_SMALLEST} and at most {_LARGEST}: "
-            "make one by secrets.token_bytes(32)"
+            f"key {name!r} has {len(data)} bytes, of at least {_SMALLEST} and at most "
+            f"{MOST_BYTES}: make one by secrets.token_bytes(32)"
         )
         raise ValueError(msg)
     return name, data

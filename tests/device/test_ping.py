@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+import secrets
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 import aiordma
+import aiordma.metrics
 from aiordma.cli import echo as echo_module
 from aiordma.cli.echo_orders import MAGIC, MOST, STREAM_ORDER, order, pattern
 from aiordma.cli.ports import DEFAULT_PORT
@@ -208,6 +210,66 @@ def test_a_server_of_streams(address: str, tmp_path_factory: pytest.TempPathFact
         "aiordma ping: a server of streams listens there, such as `aiordma serve`, and no "
         "`aiordma echo`\n"
     )
+
+
+# Servers that are no echo
+
+
+@pytest.mark.parametrize("key", ["the same", "another", "none"])
+async def test_a_server_of_requests_with_keys(
+    address: str, key: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = secrets.token_bytes(32)
+    file = tmp_path / "2026-11"
+    file.write_bytes(secret if key == "the same" else secrets.token_bytes(32))
+    config = aiordma.ConnectionConfig(keys=aiordma.Keys({"2026-11": secret}))
+    words = ("--key-file", str(file)) if key != "none" else ()
+    caplog.set_level("WARNING", "aiordma")
+    before = aiordma.metrics.snapshot().totals.connections_lost
+    async with aiordma.serve_requests(not_asked, address, 0, config=config) as server:
+        port = str(server.port)
+        done = await aiordma_beside(
+            "ping", "--connect", *words, "-c", "3", "-i", "0.05", "--port", port, address
+        )
+    if key == "the same":
+        assert (done.status, done.err) == (0, "")
+        matches(
+            done.out,
+            rf"PING {address} port {port} by \S+: connections",
+            *(rf"connection to {address}: seq={number} time={NUMBER} ms" for number in (1, 2, 3)),
+            *(line.replace("messages sent", "connections") for line in summary(3, 3, "0")),
+        )
+        assert not caplog.records
+    else:
+        assert (done.status, done.out) == (1, "")
+        assert "key" in done.err
+    assert aiordma.metrics.snapshot().totals.connections_lost == before
+
+
+async def not_asked(_: object) -> None:
+    raise AssertionError
+
+
+async def test_a_server_that_is_full_answers(address: str) -> None:
+    limits = aiordma.ListenerLimits(max_connections=1)
+    async with (
+        aiordma.serve_requests(not_asked, address, 0, limits=limits) as server,
+        aiordma.connect(address, server.port),
+    ):
+        words = ("ping", "--connect", "--json", "-c", "1", "--port", str(server.port), address)
+        done = await aiordma_beside(*words)
+    assert (done.status, done.err) == (0, "")
+    answer, end = map(json.loads, done.out.splitlines())
+    assert (answer["event"], answer["seq"], answer["full"]) == ("answer", 1, True)
+    assert (end["sent"], end["answered"]) == (1, 1)
+
+
+async def test_a_server_whose_loop_stands_still_does_not_answer(address: str) -> None:
+    async with aiordma.serve_requests(not_asked, address, 0) as server:
+        words = ("--connect", "-c", "1", "-W", "1", "--port", str(server.port), address)
+        done = command("ping", *words)  # blocks the loop
+    assert (done.status, done.err) == (1, "")
+    assert "seq=1 lost: " in done.out
 
 
 # Peers that misbehave

@@ -153,6 +153,9 @@ def test_one_port_for_all() -> None:
     [
         ("ping",), ("ping", "a", "b"), ("ping", "-c", "0", "a"), ("ping", "-i", "0", "a"),
         ("ping", "-s", "-1", "a"), ("ping", "-s", "67108865", "a"), ("ping", "-W", "0", "a"),
+        ("ping", "--connect", "-s", "56", "a"), ("ping", "--key-file", "/", "a"),
+        ("ping", "--key-file", "/nowhere", "a"), ("ping", "--key-file", "/dev/null", "a"),
+        ("ping", "--key-file", "/dev/zero", "a"),
         ("ping", "-W", "nan", "a"), ("ping", "-i", "inf", "a"), ("ping", "--port", "0", "a"),
         ("echo", "a"), ("echo", "--max-clients", "0"), ("echo", "--port", "65536"),
         ("doctor", "a", "b"), ("doctor", "--port", "0", "a"), ("doctor", "--timeout", "0", "a"),

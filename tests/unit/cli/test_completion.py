@@ -44,7 +44,7 @@ def bash(script: str) -> str:
     ("words", "wanted"),
     [
         (["aiordma", "p"], {"perf", "ping"}),
-        (["aiordma", "ping", "--co"], {"--count"}),
+        (["aiordma", "ping", "--co"], {"--connect", "--count"}),
         (["aiordma", "perf", "s"], {"send", "stream"}),
     ],
 )
