@@ -57,10 +57,19 @@ def _pinned(seen: Snapshot) -> Iterable[Observation]:
 
 
 def _used(seen: Snapshot) -> Iterable[Observation]:
+    return _sums((budget.name, budget.used) for budget in seen.budgets)
+
+
+def _budgets(seen: Snapshot) -> Iterable[Observation]:
+    known = (budget for budget in seen.budgets if budget.total is not None)
+    return _sums((budget.name, budget.total or 0) for budget in known)
+
+
+def _sums(parts: Iterable[tuple[str, int]]) -> Iterable[Observation]:
     sums: dict[str, int] = {}
-    for budget in seen.budgets:
-        sums[budget.name] = sums.get(budget.name, 0) + budget.used
-    return [Observation(used, {"budget": name}) for name, used in sums.items()]
+    for name, part in parts:
+        sums[name] = sums.get(name, 0) + part
+    return [Observation(sum_, {"budget": name}) for name, sum_ in sums.items()]
 
 
 _COUNTERS: dict[str, tuple[str, str, _Values]] = {
@@ -87,6 +96,7 @@ _COUNTERS: dict[str, tuple[str, str, _Values]] = {
 _GAUGES: dict[str, tuple[str, str, _Values]] = {
     "aiordma.open": ("{connection}", "What is open now.", _open),
     "aiordma.pinned": ("By", "Registered memory.", _pinned),
+    "aiordma.budget": ("By", "Bytes of each budget.", _budgets),
     "aiordma.budget.used": ("By", "Bytes held of each budget.", _used),
 }
 

@@ -38,7 +38,7 @@ _PLAIN = {
     "one_sided_written_bytes": ("Bytes of RDMA WRITEs.", "bytes_written"),
     "atomics": ("Atomic operations.", "atomics"),
     "connect_retries": ("Refusals after which a connect was tried again.", "connect_retries"),
-    "refused": ("Requests that listeners refused by themselves.", "refused"),
+    "refused": ("Clients that listeners refused by themselves.", "refused"),
     "denied": ("Clients that may not connect.", "denied"),
     "dropped": ("Clients dropped in the middle of a handshake.", "dropped"),
     "connections_lost": ("Connections that broke.", "connections_lost"),
@@ -50,7 +50,7 @@ _TIMED = {
     "connect": "Time to connect, retries included.",
     "accept": "Time of the handshake with a client.",
     "request": "Time from a request to its reply.",
-    "reply": "Time from the arrival of a request to its reply.",
+    "reply": "Time from the call of a handler to the end of its reply.",
 }
 _OF_CONNECTION = {
     "connection_waiting_messages": (

@@ -304,6 +304,7 @@ class Acceptor:
             "waiting": self.places.waiting,
             "connections": self.ledger.connections,
             "pinned_bytes": self.ledger.pinned,
+            "max_process_pinned_bytes": self.ledger.most_of_process,
             "large_message_bytes": 0,
             "request_bytes": 0,
         }

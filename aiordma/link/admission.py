@@ -317,6 +317,11 @@ class Ledger:
         """Bytes that the connections pin."""
         return self._pinned.held
 
+    @property
+    def most_of_process(self) -> int:
+        """Bytes that the connections of all listeners may pin, as this listener has it."""
+        return self._most_bytes[1]
+
     def why_full(self, source: str, size: int | None = None) -> str:
         """The reason why a further client of a source cannot be let in; empty if it can.
 

@@ -265,6 +265,7 @@ class ListenerMetrics:
         large_message_bytes: Bytes that count in `ListenerLimits.max_large_message_bytes`, and those
             that the program holds.
         request_bytes: Bytes that count in `ListenerLimits.max_request_bytes`.
+        max_process_pinned_bytes: `ListenerLimits.max_process_pinned_bytes`, or its default.
     """
 
     kind: str
@@ -280,6 +281,7 @@ class ListenerMetrics:
     pinned_bytes: int = 0
     large_message_bytes: int = 0
     request_bytes: int = 0
+    max_process_pinned_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,10 +290,11 @@ class Budget:
 
     Attributes:
         name: "large_messages" (see `set_large_message_budget`), "listeners" (bytes that the
-            connections of all listeners pin) or "growth" (bytes of slots and rings that have come
+            connections of all listeners pin, of the least `max_process_pinned_bytes` of those
+            that are open) or "growth" (bytes of slots and rings that have come
             with traffic, of one loop).
         used: Bytes that are held.
-        total: Bytes that there are; None where each listener has a limit of its own.
+        total: Bytes that there are; None of "listeners" where none is open.
     """
 
     name: str
@@ -406,10 +409,13 @@ _CONNECTION, _STREAM = _names_of(ConnectionMetrics), _names_of(StreamMetrics)
 _LISTENER, _DATAGRAM = _names_of(ListenerMetrics), _names_of(DatagramMetrics)
 
 
-def _budgets(loops: set[asyncio.AbstractEventLoop]) -> list[Budget]:
+def _budgets(
+    loops: set[asyncio.AbstractEventLoop], listeners: list[ListenerMetrics]
+) -> list[Budget]:
+    least = min((each.max_process_pinned_bytes for each in listeners), default=None)
     found = [
         Budget("large_messages", PROCESS.held(), PROCESS.total),
-        Budget("listeners", PINNED.held, None),
+        Budget("listeners", PINNED.held, least),
     ]
     for loop in loops:
         growth = registry.find("growth", loop)
@@ -452,6 +458,6 @@ def snapshot() -> Snapshot:
         tuple(sorted(connections, key=lambda each: each.number)),
         tuple(sorted(streams, key=lambda each: each.number)),
         tuple(sorted(listeners, key=lambda each: (each.kind, each.addresses))),
-        tuple(_budgets(loops)),
+        tuple(_budgets(loops, listeners)),
         tuple(sorted(datagrams, key=lambda each: each.number)),
     )

@@ -147,6 +147,25 @@ async def test_the_log_of_a_stream(address: str, lives: Lives) -> None:
     assert {each.name for each in lives.records} <= {"aiordma.stream", "aiordma.memory"}
 
 
+async def test_what_all_listeners_may_pin(address: str) -> None:
+    """The least that one of them allows, as that is where it refuses clients."""
+
+    def budget() -> tuple[int, int | None]:
+        (found,) = (each for each in metrics.snapshot().budgets if each.name == "listeners")
+        return found.used, found.total
+
+    assert budget()[1] is None
+    limits = [aiordma.ListenerLimits(max_process_pinned_bytes=each << 30) for each in (2, 1)]
+    async with (
+        aiordma.serve(lambda each: each.wait_closed(), address, 0, limits=limits[0]) as server,
+        aiordma.listen(address, 0, limits=limits[1]),
+        aiordma.connect(address, server.port),
+    ):
+        used, total = budget()
+        assert used > 0
+        assert total == 1 << 30
+
+
 async def test_a_refusal_is_logged_and_counted(
     address: str, lives: Lives, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -101,6 +101,8 @@ def test_instruments_show_a_snapshot(telemetry: Telemetry, monkeypatch: pytest.M
     assert found["aiordma.pinned", "streams"] == 4096
     assert found["aiordma.pinned", "datagrams"] == 8192
     assert found["aiordma.budget.used", "growth"] == 3
+    assert found["aiordma.budget", "growth"] == 200
+    assert ("aiordma.budget", "listeners") not in found
 
 
 def test_operations_are_spans(telemetry: Telemetry) -> None:
