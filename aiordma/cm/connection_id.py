@@ -537,7 +537,7 @@ class ConnectionId(Resource):
             raise ValueError(msg)
         if self.is_datagram:
             self._need_datagrams("rdma_create_qp")
-        qp = QueuePair(pd, attr, (self, *uses), cq, checked=True, expected=expected)
+        qp = QueuePair._checked(pd, attr, (self, *uses), cq, expected)
         self.qp = qp
         try:
             self._start_qp(qp)

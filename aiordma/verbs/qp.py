@@ -21,7 +21,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, Unpack
+from typing import Any, Protocol, Self, Unpack
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno
@@ -110,11 +110,6 @@ class QueuePair(Resource):
     Args:
         pd: The protection domain of all memory that it uses.
         attr: The sizes and the completion queues.
-        uses: Further resources that must outlive it, such as the memory that it will use.
-        cq: The completion queue of both queues, if `attr` names none, because it is shared.
-        checked: Whether `check_init` was called for these arguments.
-        expected: How many completions need room at first, if both queues complete in `cq`;
-            `_expect` makes room for more.  None: as many as the queues can have.
 
     Raises:
         ValueError: A size is out of range, or a completion queue would be too small.
@@ -130,18 +125,44 @@ class QueuePair(Resource):
     num: int
     limits: QPLimits
 
-    def __init__(
+    def __init__(self, pd: ProtectionDomain, attr: QPInitAttr) -> None:
+        check_init(pd, attr, None)
+        self._create(pd, attr, (), None, None)
+
+    @classmethod
+    def _checked(
+        cls,
+        pd: ProtectionDomain,
+        attr: QPInitAttr,
+        uses: tuple[Resource, ...],
+        cq: CompletionQueue | None,
+        expected: int | None,
+    ) -> Self:
+        """Make a queue pair of arguments that `check_init` has seen.
+
+        Args:
+            pd: As of the class.
+            attr: As of the class.
+            uses: Further resources that must outlive it, such as the memory that it will use.
+            cq: The completion queue of both queues, if `attr` names none, because it is shared.
+            expected: How many completions need room at first, if both queues complete in `cq`;
+                `_expect` makes room for more.  None: as many as the queues can have.
+
+        Raises:
+            OSError: As of the class.
+        """
+        made = cls.__new__(cls)
+        made._create(pd, attr, uses, cq, expected)
+        return made
+
+    def _create(
         self,
         pd: ProtectionDomain,
         attr: QPInitAttr,
-        uses: tuple[Resource, ...] = (),
-        cq: CompletionQueue | None = None,
-        *,
-        checked: bool = False,
-        expected: int | None = None,
+        uses: tuple[Resource, ...],
+        cq: CompletionQueue | None,
+        expected: int | None,
     ) -> None:
-        if not checked:
-            check_init(pd, attr, cq)
         self._expected = expected
         send_cq = cq or attr.send_cq
         recv_cq = attr.recv_cq or send_cq
