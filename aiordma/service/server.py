@@ -223,7 +223,11 @@ class Server(Uncopied):
                     stopped = self._stopping is not None and isinstance(exc, ResourceClosedError)
                     if not (stopped or connection.is_closing()):
                         raise
-                    _log.info("%r: %s", connection, exc)
+                    cause = connection._broke_by
+                    if cause is not None and cause.args == exc.args:
+                        _log.info("%r", connection)  # which names the cause
+                    else:
+                        _log.info("%r: %s", connection, exc)
                 else:
                     self._look_at(result, connection)
         except (Exception, asyncio.CancelledError) as exc:

@@ -94,6 +94,7 @@ async def test_a_client_that_goes_is_no_error(
         while True:
             await connection.recv()
 
+    caplog.set_level(logging.INFO, "aiordma.listener")
     async with aiordma.serve(handler, address, 0) as server:
         client = await aiordma.connect(address, server.port)
         await until(lambda: bool(server.connections), LIMIT_S)
@@ -104,6 +105,8 @@ async def test_a_client_that_goes_is_no_error(
         await client.wait_closed()
         await until(lambda: not server.connections, LIMIT_S)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    told = [each for each in map(logging.LogRecord.getMessage, caplog.records) if "abort" in each]
+    assert [each.count("the peer aborted the connection") for each in told] == [1] * aborts
 
 
 async def test_at_the_end_idle_handlers_end_and_busy_ones_answer(address: str) -> None:
