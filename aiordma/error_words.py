@@ -41,8 +41,9 @@ WC_HINTS = {
     "adapter, or of the network",
     "LOC_ACCESS_ERR": "the receive's region does not allow local writing: register it with "
     "Access.LOCAL_WRITE",
-    "REM_INV_REQ_ERR": "the peer's queue pair does not allow this operation, perhaps because the "
-    "lease has ended; its posted receive was too small; or an atomic is not aligned",
+    "REM_INV_REQ_ERR": "the peer's queue pair does not allow this operation: its access flags lack "
+    "it (`BringUpConfig.access`, by default without atomics), or the lease has ended; its posted "
+    "receive was too small; or an atomic is not aligned",
     "REM_ACCESS_ERR": "wrong rkey or range, missing permission, or the peer's lease or process has "
     "ended",
     "REM_OP_ERR": "the peer's adapter could not complete the request; on Soft-RoCE also: the "

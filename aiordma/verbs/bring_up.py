@@ -132,7 +132,8 @@ class BringUpConfig:
             RoCE a GID of version 2, of IPv4 if there is one, and link-local ones last; on
             InfiniBand the first.
         pkey_index: Index in the port's table of partition keys.
-        access: Accesses that the peer has, of RC and UC.
+        access: Accesses that the peer has, of RC and UC; by default reads and writes.  Atomics need
+            REMOTE_ATOMIC, too.
         path_mtu: Path MTU; None for the lower MTU of both ports.  A peer whose program has a
             fixed path MTU needs the same here.
         psn: Number of the first packet; None for a random number.
