@@ -12,6 +12,8 @@ ADDRESS_V6 = "fd80::1"
 ADDRESS2_V6 = "fd80::2"
 
 WRITE = "write"
+#: The table of routes over wires whose two ends are in one guest.
+WIRES = "100"
 
 
 @dataclass(frozen=True)
@@ -105,9 +107,13 @@ def _pair(kind: str, mtu: str, net: tuple[str, ...]) -> Plan:
     """Return two cards in one kernel between which packets cross a wire.
 
     A kernel delivers packets to an address of its own through the loopback interface, whatever the
-    card. Policy routing takes that short cut away: a packet that arrives on a card of the pair is
-    looked up as local, and a packet to either address leaves by the opposite card. A packet from an
-    address to the same address stays inside, as on any machine.
+    card. Policy routing takes that short cut away: a packet that arrives on a card is looked up as
+    local, and `WIRES` is asked for the way to an address before the local addresses are. It names
+    the card at the other end. A packet from an address to the same address stays inside, as on any
+    machine.
+
+    Rules and settings for IPv4 are those of any card, so that a wire between cards that the command
+    makes needs its two routes alone.
     """
     ends = (
         _End("veth0", f"{kind}a", ADDRESS, ADDRESS_V6),
@@ -115,20 +121,21 @@ def _pair(kind: str, mtu: str, net: tuple[str, ...]) -> Plan:
     )
     steps: list[tuple[str, ...]] = [
         ("ip", "link", "add", "veth0", "type", "veth", "peer", "name", "veth1"),
+        # Sender and receiver are both addresses of this kernel, which it takes for forged.
+        (WRITE, "net/ipv4/conf/all/accept_local", "1"),
         (WRITE, "net/ipv4/conf/all/rp_filter", "0"),
+        # Each card answers for its own address alone.
+        (WRITE, "net/ipv4/conf/all/arp_ignore", "1"),
+        (WRITE, "net/ipv4/conf/all/arp_announce", "2"),
     ]
     for end in ends:
-        steps += [
-            # Sender and receiver are both addresses of this kernel, which it takes for forged.
-            (WRITE, f"net/ipv4/conf/{end.card}/accept_local", "1"),
-            (WRITE, f"net/ipv4/conf/{end.card}/rp_filter", "0"),
-            # Each card answers for its own address alone.
-            (WRITE, f"net/ipv4/conf/{end.card}/arp_ignore", "1"),
-            (WRITE, f"net/ipv4/conf/{end.card}/arp_announce", "2"),
-            *_card(end.card, mtu, end.v4, end.v6),
-        ]
-    steps += _routes("-4", [(end.card, end.v4) for end in ends])
-    steps += _routes("-6", [(end.card, end.v6) for end in ends])
+        steps += _card(end.card, mtu, end.v4, end.v6)
+    # What this kernel sends itself comes "from lo" for a rule.
+    steps += _routes("-4", ["not iif lo"], [(end.card, end.v4) for end in ends])
+    # For IPv6 the connection manager asks for the way back to a peer without saying from where, and
+    # must not be told that the peer is local.
+    arriving = [f"iif {end.card}" for end in ends]
+    steps += _routes("-6", arriving, [(end.card, end.v6) for end in ends])
     steps += [("rdma", "link", "add", end.device, "type", kind, "netdev", end.card) for end in ends]
     if net:
         steps += [("tc", "qdisc", "add", "dev", end.card, "root", *net) for end in ends]
@@ -138,19 +145,21 @@ def _pair(kind: str, mtu: str, net: tuple[str, ...]) -> Plan:
     )
 
 
-def _routes(family: str, ends: list[tuple[str, str]]) -> list[tuple[str, ...]]:
-    rule = ("ip", family, "rule")
-    steps: list[tuple[str, ...]] = []
-    for table, (card, here), (_, there) in zip(("101", "102"), ends, ends[::-1], strict=True):
+def _routes(family: str, arriving: list[str], ends: list[tuple[str, str]]) -> list[tuple[str, ...]]:
+    """Return rules and routes; `arriving` are the selectors of packets that a card has received."""
+    rule, route = ("ip", family, "rule"), ("ip", family, "route")
+    steps: list[tuple[str, ...]] = [
+        (*rule, "add", "pref", "10", *words.split(), "lookup", "local") for words in arriving
+    ]
+    for (card, here), (_, there) in zip(ends, ends[::-1], strict=True):
         steps += [
-            (*rule, "add", "pref", "10", "iif", card, "lookup", "local"),
             (*rule, "add", "pref", "20", "from", here, "to", here, "lookup", "local"),
-            (*rule, "add", "pref", "30", "to", there, "lookup", table),
-            ("ip", family, "route", "replace", there, "dev", card, "src", here, "table", table),
+            (*route, "add", there, "dev", card, "src", here, "table", WIRES),
         ]
     # A fresh kernel asks for local addresses first. The later rule must be there before the first
     # is removed, or no address is local for a moment.
     steps += [
+        (*rule, "add", "pref", "30", "lookup", WIRES),
         (*rule, "add", "pref", "100", "lookup", "local"),
         (*rule, "del", "pref", "0", "lookup", "local"),
     ]
