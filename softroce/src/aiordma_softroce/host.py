@@ -51,7 +51,7 @@ def active() -> list[str]:
 
 
 def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
-    """Run `argv` as a child and return its status; see `softroce.run`."""
+    """Run `argv` as a child and return its status; see `runner.run`."""
     options.refuse(
         "host", "kernel", "virtual_time", "counted", "net", "hosts", "memory", "cpus", "mtu"
     )

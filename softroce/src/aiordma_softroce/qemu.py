@@ -68,7 +68,7 @@ def prepare(device: str) -> None:
 
 
 def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
-    """Run `argv` in a guest and return its status; see `softroce.run`."""
+    """Run `argv` in a guest and return its status; see `runner.run`."""
     check(options)
     absent = packages.missing((*PACKAGES, PROVIDERS))
     if absent:

@@ -45,7 +45,7 @@ def check(options: Options) -> None:
 
 
 def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
-    """Run `argv` in a guest and return its status; see `softroce.run`."""
+    """Run `argv` in a guest and return its status; see `runner.run`."""
     check(options)
     name = kernel_name(options)
     bundled = bundle.find()
