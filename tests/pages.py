@@ -10,7 +10,7 @@ A note is an HTML comment right before a block; the built pages do not have it.
 - `<!-- run` and code until `-->`: this code runs before the block, or around it: a line `...` of
   the code stands for the block.
 - `<!-- run on Soft-RoCE`, and code or none: the same, but not on iWARP, which lacks the ability.
-- `<!-- run by tests/device/<file>::<test> -->`: this test runs it.
+- `<!-- run by tests/device/<file>::<test> -->`: this test runs it; those of softroce/tests, too.
 - `<!-- not run: reason -->`: no test does.
 """
 
@@ -28,7 +28,8 @@ _OPENS = re.compile(r"^( *)(`{3,})(\w+)\s*$")
 _COMMENT = re.compile(r"<!--(.*?)-->\s*\Z", re.S)
 _NAMES = re.compile(r"`((?:[\w.-]+/)*[\w-]+\.py)`")
 _SOFTROCE = "run on Soft-RoCE"
-_RUN_BY = re.compile(r"run by (tests/[\w/]+\.py)::(\w+)\Z")
+_RUN_BY = re.compile(r"run by ((?:softroce/)?tests/[\w/]+\.py)::(\w+)\Z")
+_RUNNER = re.compile(r"python -m aiordma_softroce (?:--?[\w-]+ (?:\w+ )?)*?-- ")
 
 
 @dataclass(frozen=True)
@@ -161,3 +162,8 @@ def steps(text: str) -> list[Step]:
         here = _HERE.search(line)
         until = here[1] if here else ""
     return found
+
+
+def without_runner(command: str) -> str:
+    """The command that softroce runs, for a test that is where softroce would run it."""
+    return _RUNNER.sub("", command, count=1)

@@ -13,7 +13,10 @@ from pathlib import Path
 from checks import ROOT, repository_files
 
 #: Where a reader goes by them.
-READ = ("aiordma/", "docs/adr/", "docs/architecture.md", "docs/contributing/", "CONTRIBUTING.md")
+READ = (
+    "aiordma/", "docs/adr/", "docs/architecture.md", "docs/contributing/", "softroce/src/",
+    "CONTRIBUTING.md",
+)  # fmt: skip
 _SUFFIXES = (".py", ".pyi", ".c", ".h", ".md")
 #: A file that a text names: not a pattern, nor one of another package, in pointed brackets.
 _FILE = re.compile(r"(?<![\w/.<~$*{}-])(?:[\w-]+/)*[\w-]+\.(?:pyi?|c|cdef\.h|h|md)\b(?![\w/(])")

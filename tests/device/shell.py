@@ -10,10 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.pages import ROOT, Step
+from tests.pages import ROOT, Step, without_runner
 
 LIMIT_S = 60
-_RUNNER = re.compile(r"python -m aiordma\.testing\.softroce (?:--?[\w-]+ (?:\w+ )?)*?-- ")
 _WAITS = re.compile(rb"the server stops, and waits up to [^\n]*\n")
 _KILL = re.compile(r"kill (?:-(\w+) )?%(\d)")
 
@@ -57,7 +56,7 @@ class Shell:
             step: The command, and its output.
             any_output: Whether it has to succeed, whatever it prints.
         """
-        command = _RUNNER.sub("", self.here(step.command), count=1)
+        command = without_runner(self.here(step.command))
         lines = [self.here(line) for line in step.lines]
         if command.endswith(" &"):
             self._start(command.removesuffix(" &"), lines)

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from tests.pages import DOCS, KINDS, ROOT, Block, blocks, pages, steps
+from tests.pages import DOCS, KINDS, ROOT, Block, blocks, pages, steps, without_runner
 
 ALL = [block for page in pages() for block in blocks(page)]
 
@@ -74,3 +74,19 @@ def test_steps_with_continued_lines_and_here_documents() -> None:
         ("cat > x <<'EOF'\nline\nEOF", []),
         ("c", []),
     ]
+
+
+def test_the_commands_of_a_page_are_run_without_the_runner() -> None:
+    commands = [
+        step.command
+        for block in ALL
+        if block.kind == "console" and block.is_general
+        for step in steps(block.text)
+    ]
+    behind = [command for command in commands if "softroce" in command]
+    assert len(behind) > 5
+    for command in behind:
+        assert without_runner(command) != command
+        assert "softroce" not in without_runner(command)
+    command = "python -m aiordma_softroce --hosts 2 --virtual-time -- a -- b"
+    assert without_runner(command) == "a -- b"

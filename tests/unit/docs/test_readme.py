@@ -12,9 +12,12 @@ from tests.pages import blocks
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()
+#: A test that a page names, as pytest does.
+_TEST = re.compile(r"`((?:softroce/)?tests/[\w/]+\.py)::(\w+)")
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "softroce/README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs/contributing").glob("*.md")),
 ]
@@ -62,7 +65,7 @@ def test_the_figures_are_those_that_are_guarded() -> None:
                 assert abs(ours / other - ratio) <= NEAR * ratio, (name, ours / other, ratio)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_that_are_named_exist(page: Path) -> None:
     # An address is no path (test_package.py follows those of the repository), nor is a header of C.
     text = re.sub(r"https://\S+|#include <\S+>", "", page.read_text())
@@ -75,16 +78,17 @@ def test_files_that_are_named_exist(page: Path) -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_inside_the_repository_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_tests_that_are_named_exist(page: Path) -> None:
-    for file, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text()):
-        assert f"def {name}(" in (ROOT / file).read_text(), f"{file}::{name}"
+    for file, name in _TEST.findall(page.read_text()):
+        text = (ROOT / file).read_text()
+        assert f"def {name}(" in text or f"class {name}" in text, f"{file}::{name}"
 
 
 def test_the_make_targets_exist() -> None:

@@ -23,7 +23,7 @@ PAGES = "https://aiordma.readthedocs.io/en/latest/"
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
-@pytest.mark.parametrize("name", ["README.md", "SECURITY.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("name", ["README.md", "SECURITY.md", "CHANGELOG.md", "softroce/README.md"])
 def test_links_work_where_the_text_is_shown_without_the_repository(name: str) -> None:
     text = (ROOT / name).read_text()
     targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"^\[[^\]]+\]: (\S+)", text, re.M)
