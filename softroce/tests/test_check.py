@@ -153,6 +153,16 @@ def test_host_without_a_device(
     assert "use --engine uml" in _lines(capfd)["missing device"]
 
 
+def test_host_with_a_device_of_another_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mlx5_0/ports/1").mkdir(parents=True)
+    (tmp_path / "mlx5_0/ports/1/state").write_text("4: ACTIVE\n")
+    monkeypatch.setattr(host, "DEVICES", tmp_path)
+    assert cli.main(["--check", "--engine", "host", "--device", "siw"]) == 1
+    assert "no siw with an active port" in _lines(capfd)["missing device"]
+
+
 def test_options_are_checked_too(capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--check", "--", "true"]) == 2
     assert "--check takes no command" in capfd.readouterr().err

@@ -89,6 +89,19 @@ def test_no_device_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         _run("true")
 
 
+@pytest.mark.usefixtures("device")
+def test_a_device_of_another_kind_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An option that cannot be honored is an error."""
+    assert _run("true", device="rxe") == 0
+    with pytest.raises(InfrastructureError, match=r"no siw device.*--engine uml"):
+        _run("true", device="siw")
+    os.rename(host.DEVICES / "rxe7", host.DEVICES / "mlx5_0")
+    assert _run("true") == 0
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(InfrastructureError, match="run it as root, or use --engine uml"):
+        _run("true", device="rxe")
+
+
 def test_making_a_device_needs_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "DEVICES", tmp_path)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

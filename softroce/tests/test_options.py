@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import sys
 from pathlib import Path
@@ -141,3 +142,18 @@ def test_the_function_refuses_like_the_command_line() -> None:
         softroce.run([])
     with pytest.raises(softroce.UsageError, match="--hosts 7"):
         softroce.run([sys.executable], hosts=7)
+
+
+def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def version_of(name: str) -> str:
+        if installed:
+            return f"1.2.3 of {name}"
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version_of)
+    for installed in (True, False):
+        with pytest.raises(SystemExit) as caught:
+            cli.main(["--version"])
+        assert caught.value.code == 0
+        told = "1.2.3 of aiordma-softroce" if installed else "of a checkout that is not installed"
+        assert capsys.readouterr().out == f"aiordma-softroce {told}\n"

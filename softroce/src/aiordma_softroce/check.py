@@ -124,11 +124,9 @@ def _mappings() -> Finding:
 
 
 def _bundle(bundled: bundle.Bundle, linux: Path) -> Iterator[Finding]:
-    """The parts that the distribution aiordma-softroce has."""
+    """The parts that the wheel has."""
     names = ", ".join(bundled.kernels())
-    yield Finding(
-        "kernel", f"{linux}, of aiordma-softroce: nothing has to be built; it has {names}"
-    )
+    yield Finding("kernel", f"{linux}, of the wheel, which has {names}: nothing has to be built")
     own = "this system's" if bundle.has_rdma_core() else f"those in {bundled.folder / 'lib'}"
     yield Finding("libraries of rdma-core", own)
 
@@ -183,11 +181,12 @@ def _kept(kind: str, effort: str) -> str:
 
 
 def _host(options: Options) -> Iterator[Finding]:
-    if host.has_device():
-        yield Finding("device", ", ".join(host.active()))
+    if found := host.of_kind(options.device):
+        yield Finding("device", ", ".join(found))
         return
     if options.device != "rxe":
-        yield Finding("device", "none with an active port: use --engine uml", good=False)
+        kind = f"no {options.device}" if options.device else "none"
+        yield Finding("device", f"{kind} with an active port: use --engine uml", good=False)
         return
     root = os.geteuid() == 0
     yield Finding("rights", "root" if root else "root has to make the device", good=root)

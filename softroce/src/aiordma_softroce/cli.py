@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import terminal
+from .bundle import DEFAULT_KERNEL
 from .check import check
 from .errors import STATUS_SIGNAL_BASE, SoftroceError, UsageError
 from .options import DEFAULT_MTU, DEFAULT_TIMEOUT, DEVICES, ENGINES, Options, parse_size
@@ -27,14 +28,29 @@ _EPILOG = """\
 exit status: that of the command, 128+N if signal N ended it; 127 not found; 126 not executable;
 124 timed out; 125 the environment failed; 2 wrong options; 130 after Ctrl-C; 143 after SIGTERM.
 
-The uml engine builds a kernel once (some minutes, 1.5 GiB of free space) and keeps it in
-$AIORDMA_SOFTROCE_CACHE, by default ~/.cache/aiordma/softroce."""
+A kernel that the wheel does not have, or any if the package is installed from source, is built on
+first use (some minutes, 1.5 GiB of free space), and kept in $AIORDMA_SOFTROCE_CACHE, by default
+~/.cache/aiordma/softroce."""
+
+
+class _Version(argparse.Action):
+    """``--version``; an action of argparse's own would have it looked up in each run."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        import importlib.metadata
+
+        try:
+            version = importlib.metadata.version("aiordma-softroce")
+        except importlib.metadata.PackageNotFoundError:
+            version = "of a checkout that is not installed"
+        print(f"aiordma-softroce {version}")
+        parser.exit()
 
 
 def options_parser() -> argparse.ArgumentParser:
     """Make the parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m aiordma_softroce",
+        prog="softroce",
         usage="%(prog)s [options] -- COMMAND [ARGUMENT...]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
@@ -54,7 +70,8 @@ def options_parser() -> argparse.ArgumentParser:
         "--kernel",
         metavar="X.Y",
         help="series of the guest's kernel, such as 6.1, 6.12 or 7.2 (uml; default "
-        "$AIORDMA_SOFTROCE_KERNEL, else that of aiordma-softroce, or the newest of the packages)",
+        f"$AIORDMA_SOFTROCE_KERNEL, else {DEFAULT_KERNEL} of the wheel, or, without a wheel, the "
+        "newest of the system's packages)",
     )
     add("--hosts", type=int, default=1, metavar="N", help="1 (default), or 2 with a wire between")
     add(
@@ -106,6 +123,13 @@ def options_parser() -> argparse.ArgumentParser:
         "--install",
         action="store_true",
         help="as root, install packages that are missing, and raise vm.max_map_count",
+    )
+    add(
+        "--version",
+        nargs=0,
+        action=_Version,
+        default=argparse.SUPPRESS,
+        help="print the version of aiordma-softroce",
     )
     add("-v", "--verbose", action="store_true", help="show the logs of the kernel and of a build")
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)

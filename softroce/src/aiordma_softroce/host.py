@@ -50,6 +50,11 @@ def active() -> list[str]:
     return found
 
 
+def of_kind(device: str | None) -> list[str]:
+    """Return the active devices that `--device` asks for: all, or those that their names tell."""
+    return [name for name in active() if name.startswith(device or "")]
+
+
 def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
     """Run `argv` as a child and return its status; see `runner.run`."""
     options.refuse(
@@ -60,13 +65,14 @@ def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
             "--tty without --interactive is not possible with --engine host, which lends the "
             "command the terminal of the runner: add --interactive, or use --engine uml"
         )
-    names = active()
+    names = of_kind(options.device)
     if names:
         return _child(argv, options, _surroundings(names[0], options), stdout)
     if options.device != "rxe":
         raise InfrastructureError(
-            "this machine has no RDMA device with an active port: use --engine uml, or, as root "
-            "and with a kernel that has the module, --engine host --device rxe"
+            f"this machine has no {'RDMA' if options.device is None else options.device} device "
+            "with an active port: use --engine uml, or, as root and with a kernel that has the "
+            "module, --engine host --device rxe"
         )
     with _software_device():
         return _child(argv, options, network.environment(options, "host"), stdout)
@@ -114,7 +120,10 @@ def _software_device() -> Iterator[None]:
             "use --engine uml, which needs no rights"
         )
     _must(["modprobe", "rdma_rxe"], "the kernel has no rdma_rxe; use --engine uml")
-    _must(["ip", "link", "add", _CARD, "type", "dummy"], "remove what an earlier run left behind")
+    _must(
+        ["ip", "link", "add", _CARD, "type", "dummy"],
+        f"another run has it, or an earlier one was killed; in that case: ip link delete {_CARD}",
+    )
     try:
         for words in (
             ["ip", "link", "set", "dev", _CARD, "mtu", "9000", "up"],
