@@ -223,10 +223,17 @@ def test_a_folder_with_a_colon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(bundle, "FOLDER", folder)
     assert bundle.find() is None  # as after an installation from source
     folder.mkdir()
-    (folder / "linux-6.1").touch(mode=0o644)
-    assert bundle.find() is None  # without a kernel, which is a program
+    assert bundle.find() is None  # without a kernel
     (folder / "linux-6.12").touch(mode=0o755)
     with pytest.raises(InfrastructureError, match="a colon in its name"):
+        bundle.find()
+
+
+def test_a_kernel_that_may_not_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a file system that is mounted noexec: it is told, and nothing is built instead."""
+    monkeypatch.setattr(bundle, "FOLDER", tmp_path)
+    (tmp_path / "linux-6.12").touch(mode=0o644)
+    with pytest.raises(InfrastructureError, match=r"linux-6\.12 may not be run.*noexec"):
         bundle.find()
 
 

@@ -86,6 +86,7 @@ def test_a_kernel_by_name_that_the_system_does_not_know(
         ("file for the guest's memory", "free some space"),
         ("ptrace", "ptrace_scope"),
         ("kernel", "16777216 MB of free space"),
+        ("kernel", "mounted noexec: set AIORDMA_SOFTROCE_CACHE"),
     ],
 )
 def test_each_need_is_told(
@@ -119,6 +120,11 @@ def test_each_need_is_told(
         monkeypatch.setattr(os, "statvfs", full)
     elif missing == "ptrace":
         monkeypatch.setattr(check, "TRACE_ME", 16)  # to attach to process 0, which none may
+    elif "noexec" in words:
+        found = os.statvfs(empty.parent)
+        flags = (*found[:8], found.f_flag | os.ST_NOEXEC, found[9])
+        noexec = os.statvfs_result((*flags, found.f_fsid))
+        monkeypatch.setattr(os, "statvfs", lambda path: noexec if path == empty.parent else found)
     else:
         monkeypatch.setattr(kernel_build, "NEEDED_BYTES", 1 << 44)
     assert cli.main(["--check", "--engine", "uml", *options]) == 1

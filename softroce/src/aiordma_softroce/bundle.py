@@ -57,7 +57,7 @@ class Bundle:
         named = [
             (tuple(map(int, match.groups())), path)
             for path in self.folder.glob("linux-*")
-            if (match := _KERNEL.fullmatch(path.name)) and os.access(path, os.X_OK)
+            if (match := _KERNEL.fullmatch(path.name))
         ]
         return {".".join(map(str, number)): path for number, path in sorted(named)}
 
@@ -91,6 +91,12 @@ def find() -> Bundle | None:
     found = Bundle(FOLDER)
     if not found.kernels():
         return None
+    for kernel in found.kernels().values():
+        if not os.access(kernel, os.X_OK):
+            raise InfrastructureError(
+                f"{kernel} may not be run: a file system that is mounted noexec is no place for "
+                "it; install aiordma-softroce on another"
+            )
     if ":" in str(FOLDER):
         raise InfrastructureError(
             f"the folder {FOLDER} has a colon in its name, which lists of folders cannot hold: "

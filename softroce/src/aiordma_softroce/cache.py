@@ -43,6 +43,14 @@ def root() -> Path:
     return folder / "aiordma" / "softroce"
 
 
+def nearest() -> Path:
+    """Return the cache folder, or the nearest folder above it that there is."""
+    folder = root()
+    while not folder.exists():
+        folder = folder.parent
+    return folder
+
+
 def digest(*parts: str | bytes | int) -> str:
     """Return a short hash of the values that a result depends on."""
     whole = hashlib.sha256()

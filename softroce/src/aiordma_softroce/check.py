@@ -135,6 +135,7 @@ def _build(name: str | None) -> Iterator[Finding]:
     """The parts that the system has, and those of a build."""
     found = None
     try:
+        kernel_build.require_place()
         found = kernel_build.cached(name)
     except SoftroceError as error:
         yield Finding("kernel", str(error), good=False)
@@ -199,9 +200,7 @@ def _host(options: Options) -> Iterator[Finding]:
 def _kernel(found: object, effort: str, needed: int) -> Finding:
     if found is not None:
         return Finding("kernel", f"{found}, with the hashes that it was made with")
-    folder = cache.root()
-    while not folder.exists():
-        folder = folder.parent
+    folder = cache.nearest()
     free = shutil.disk_usage(folder).free
     text = (
         f"none in {cache.root()}; a first run makes it: {effort}, {needed >> 20} MB of free space "

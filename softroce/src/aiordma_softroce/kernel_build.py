@@ -104,6 +104,7 @@ def kernel(name: str | None = None, *, verbose: bool = False, install: bool = Fa
         InfrastructureError: it cannot be built; the message says what to do.
         Interrupted: a signal came.
     """
+    require_place()
     size = register_bytes()
     absent = packages.missing(RUNTIME_PACKAGES)
     found = cached(name)
@@ -125,6 +126,16 @@ def kernel(name: str | None = None, *, verbose: bool = False, install: bool = Fa
             what=_WHAT,
         )
     return found / "linux"
+
+
+def require_place() -> None:
+    """Raise `InfrastructureError` if no program may be run from the cache folder."""
+    folder = cache.nearest()
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        raise InfrastructureError(
+            f"no kernel can be run from {cache.root()}, whose file system is mounted noexec: set "
+            "AIORDMA_SOFTROCE_CACHE to a folder on another"
+        )
 
 
 def cached(name: str | None = None) -> Path | None:
