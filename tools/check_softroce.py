@@ -11,7 +11,7 @@ from pathlib import Path
 import check_wheel
 import softroce_wheel
 import wheels
-from checks import CheckFailedError, Checks, call, repository_files
+from checks import ROOT, CheckFailedError, Checks, call, repository_files
 
 from aiordma_softroce import SoftroceError
 
@@ -64,6 +64,7 @@ class Softroce:
         run("softroce: contents", lambda: _check_contents(built))
         run("softroce: wheel in an empty venv", lambda: self._check_install(built.wheel))
         run("softroce: sdist in an empty venv", lambda: self._check_install(built.sdist))
+        run("softroce: its tests, without aiordma", self._check_tests)
 
     def _check_again(self, built: softroce_wheel.Built, kernels: Sequence[str]) -> None:
         other = _make(self._scratch / "softroce-again", kernels)
@@ -74,7 +75,7 @@ class Softroce:
         """It stands alone, its command runs, and pytest has the plugin."""
         folder = self._scratch / f"softroce-{path.suffix[1:]}"
         python = folder / "venv" / "bin" / "python"
-        check_wheel.make_venv(python, Path(sys.executable), str(path), "pytest")
+        check_wheel.make_venv(python, Path(sys.executable), f"{path}[test]")
         origin = call(python, "-W", "error", "-c", _PROGRAM, cwd=folder, limit_s=60).strip()
         if not Path(origin).is_relative_to(folder):
             raise CheckFailedError(f"it imported {origin}, which is not in {folder}")
@@ -83,6 +84,16 @@ class Softroce:
                 raise CheckFailedError(f"the help of {words[-1]} does not name the option --kernel")
         if "--softroce-args" not in call(python, "-m", "pytest", "--help", cwd=folder, limit_s=60):
             raise CheckFailedError("pytest does not know --softroce-args")
+
+    def _check_tests(self) -> None:
+        """Those that need no guest, by its own configuration, where the sdist is installed."""
+        python = self._scratch / "softroce-gz" / "venv" / "bin" / "python"
+        said = call(
+            *(python, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider"),
+            *("-m", "not uml and not qemu and not kernels"),
+            cwd=ROOT / softroce_wheel.PACKAGE.name, limit_s=900,
+        )  # fmt: skip
+        print("    ", said.strip().splitlines()[-1])
 
 
 def _make(folder: Path, kernels: Sequence[str]) -> softroce_wheel.Built:
