@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aiordma_softroce import InfrastructureError, bundle, kernel_build
+from aiordma_softroce import InfrastructureError, bundle, cli, kernel_build, packages
 
 from .building import BUILD_S, call_tool
 from .conftest import LIMIT, REPOSITORY, Runner
@@ -174,7 +175,7 @@ def test_its_programs(
 
 def test_the_check(installed: MinimalRoot) -> None:
     said = installed.must(*_SOFTROCE, "--check")
-    assert "of the wheel, which has " in said
+    assert "of the wheel: nothing has to be built" in said
     assert said.splitlines()[-1] == "ready"
 
 
@@ -235,6 +236,29 @@ def test_a_kernel_that_may_not_be_run(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "linux-6.12").touch(mode=0o644)
     with pytest.raises(InfrastructureError, match=r"linux-6\.12 may not be run.*noexec"):
         bundle.find()
+
+
+def test_a_kernel_that_the_wheel_does_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What is missing is for its build: the wheel has the tools of a guest."""
+    monkeypatch.setattr(bundle, "FOLDER", tmp_path)
+    monkeypatch.setenv("AIORDMA_SOFTROCE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(packages, "missing", list)
+    monkeypatch.setattr(shutil, "which", lambda name, **_: f"/bin/{name}" if "-" in name else None)
+    for name in ("6.1", "6.12"):
+        (tmp_path / f"linux-{name}").touch(mode=0o755)
+    assert cli.main(["--engine", "uml", "--kernel", "99.9", "--", "true"]) == 125
+    said = capfd.readouterr().err
+    assert said.startswith(
+        "softroce: a build of Linux 99.9, as the wheel has 6.1, 6.12 alone, needs packages"
+    )
+    assert said.endswith(f"recommends {' '.join(kernel_build.BUILD_PACKAGES)}\n")
+    assert cli.main(["--check", "--engine", "uml", "--kernel", "99.9"]) == 1
+    said = capfd.readouterr().out
+    assert "ok       kernels of the wheel: 6.1, 6.12\n" in said
+    assert "tools of the guest" not in said
 
 
 def test_kernels_by_name(tmp_path: Path) -> None:

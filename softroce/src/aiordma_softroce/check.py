@@ -31,7 +31,6 @@ from .errors import SoftroceError
 from .options import OLDEST_KERNEL, Options
 
 _PROGRAMS = ("gcc", "make", "flex", "bison", "bc", "tar", "xz", "bzip2")
-_TOOLS = ("ip", "rdma", "tc")
 _TRY_SECONDS = 120.0
 #: PTRACE_TRACEME.
 TRACE_ME = 0
@@ -95,9 +94,9 @@ def _uml(options: Options) -> Iterator[Finding]:
     name = uml.kernel_name(options)
     bundled = bundle.find()
     linux = bundled.kernel(name) if bundled is not None else None
-    if bundled is None or linux is None:
-        yield from _build(name)
-    else:
+    if linux is None:
+        yield from _build(name, in_wheel=bundled is not None)
+    if bundled is not None:
         yield from _bundle(bundled, linux)
     yield _memory(options.memory or uml.DEFAULT_MEMORY)
     try:
@@ -123,16 +122,22 @@ def _mappings() -> Finding:
     return Finding("pieces of memory", text)
 
 
-def _bundle(bundled: bundle.Bundle, linux: Path) -> Iterator[Finding]:
+def _bundle(bundled: bundle.Bundle, linux: Path | None) -> Iterator[Finding]:
     """The parts that the wheel has."""
-    names = ", ".join(bundled.kernels())
-    yield Finding("kernel", f"{linux}, of the wheel, which has {names}: nothing has to be built")
+    if linux is not None:
+        yield Finding("kernel", f"{linux}, of the wheel: nothing has to be built")
+    yield Finding("kernels of the wheel", ", ".join(bundled.kernels()))
     own = "this system's" if bundle.has_rdma_core() else f"those in {bundled.folder / 'lib'}"
     yield Finding("libraries of rdma-core", own)
 
 
-def _build(name: str | None) -> Iterator[Finding]:
-    """The parts that the system has, and those of a build."""
+def _build(name: str | None, *, in_wheel: bool) -> Iterator[Finding]:
+    """The parts that the system has, and those of a build.
+
+    Args:
+        name: the series of the kernel, or None.
+        in_wheel: the wheel has the tools of a guest, so that the system may lack them.
+    """
     found = None
     try:
         kernel_build.require_place()
@@ -141,20 +146,19 @@ def _build(name: str | None) -> Iterator[Finding]:
         yield Finding("kernel", str(error), good=False)
     else:
         yield _kernel(found, "building takes some minutes", kernel_build.NEEDED_BYTES)
-    needed: tuple[str, ...] = kernel_build.RUNTIME_PACKAGES
-    if found is None:
-        needed = (*needed, *kernel_build.BUILD_PACKAGES)
-    yield _packages(needed)
+    if needed := kernel_build.needed_packages(found, in_wheel=in_wheel):
+        yield _packages(needed)
     if found is None:
         yield _programs("compiler and tools of a build", _PROGRAMS)
         yield _source(name)
-    yield _programs("tools of the guest", _TOOLS)
+    if not in_wheel:
+        yield _programs("tools of the guest", kernel_build.TOOLS)
 
 
 def _qemu(options: Options) -> Iterator[Finding]:
     qemu.check(options)
     yield _packages((*qemu.PACKAGES, qemu.PROVIDERS))
-    yield _programs("emulator and tools of the guest", (qemu.PROGRAM, *_TOOLS))
+    yield _programs("emulator and tools of the guest", (qemu.PROGRAM, *kernel_build.TOOLS))
     yield Finding("kernel", _kept("qemu", "unpacked from packages on the first run"))
     if options.device == "siw":
         yield _siw(qemu_image.cached())

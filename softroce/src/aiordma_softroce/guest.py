@@ -252,9 +252,9 @@ class Guest:
                     talk.send({"size": self._terminal.size()})  # changed during the boot, perhaps
         if ending:
             return STATUS_SIGNAL_BASE + ending
+        if talk.error is not None:  # which says more than the log of the kernel
+            raise InfrastructureError(f"the guest could not be set up: {talk.error}")
         self._take_rest_of_log(log, log_open)
-        if talk.error is not None:
-            raise self._failure(f"the guest could not be set up: {talk.error}")
         raise self._failure(
             "the guest ended before the command did"
             if talk.started

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from . import cache, kernel_source, packages, tools
@@ -25,6 +26,7 @@ _BUILD_SECONDS = 2 * 3600.0
 
 #: Without these no guest can be had; the first is also the tools of the guest.
 RUNTIME_PACKAGES = ("iproute2", "rdma-core", "ibverbs-providers")
+TOOLS = ("ip", "rdma", "tc")
 BUILD_PACKAGES = ("gcc", "libc6-dev", "make", "flex", "bison", "bc", "xz-utils", "bzip2")
 
 #: Bytes of a register image. The kernel's own number (2696) is too small for processors with AMX,
@@ -92,13 +94,20 @@ _EXCLUDED = (
 )
 
 
-def kernel(name: str | None = None, *, verbose: bool = False, install: bool = False) -> Path:
+def kernel(
+    name: str | None = None,
+    *,
+    verbose: bool = False,
+    install: bool = False,
+    wheel: Sequence[str] = (),
+) -> Path:
     """Return the kernel as a program, and build it on first use.
 
     Args:
         name: its series, such as ``6.1``; None is the newest that the packages of the system have.
         verbose: show what the build says.
         install: as root, install packages that are missing.
+        wheel: the kernels of the wheel, if one is installed: it has the tools of a guest, too.
 
     Raises:
         InfrastructureError: it cannot be built; the message says what to do.
@@ -106,15 +115,16 @@ def kernel(name: str | None = None, *, verbose: bool = False, install: bool = Fa
     """
     require_place()
     size = register_bytes()
-    absent = packages.missing(RUNTIME_PACKAGES)
     found = cached(name)
-    if found is None:
+    needed = needed_packages(found, in_wheel=bool(wheel))
+    if needed and (absent := packages.missing(needed)):
         # One message lists everything that a user without root has to install.
-        absent = packages.missing((*RUNTIME_PACKAGES, *BUILD_PACKAGES))
-    if absent:
+        purpose = "the uml engine"
+        if wheel:
+            purpose = f"a build of Linux {name}, as the wheel has {', '.join(wheel)} alone,"
         log = cache.log_file("packages")
-        packages.ensure(absent, "the uml engine", log, verbose=verbose, install=install)
-    for tool in ("ip", "rdma", "tc"):
+        packages.ensure(absent, purpose, log, verbose=verbose, install=install)
+    for tool in () if wheel else TOOLS:
         if shutil.which(tool, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is None:
             raise InfrastructureError(f"the uml engine needs the program {tool} (package iproute2)")
     if found is None:
@@ -126,6 +136,14 @@ def kernel(name: str | None = None, *, verbose: bool = False, install: bool = Fa
             what=_WHAT,
         )
     return found / "linux"
+
+
+def needed_packages(found: Path | None, *, in_wheel: bool) -> tuple[str, ...]:
+    """Return the packages that a run needs whose kernel, from `cached`, is `found`."""
+    return (
+        *(() if in_wheel else RUNTIME_PACKAGES),
+        *(BUILD_PACKAGES if found is None else ()),
+    )
 
 
 def require_place() -> None:

@@ -51,7 +51,12 @@ def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
     bundled = bundle.find()
     linux = bundled.kernel(name) if bundled is not None else None
     if linux is None:
-        linux = kernel(name, verbose=options.verbose, install=options.install)
+        linux = kernel(
+            name,
+            verbose=options.verbose,
+            install=options.install,
+            wheel=list(bundled.kernels()) if bundled is not None else (),
+        )
     memory = options.memory or DEFAULT_MEMORY
     if packages.may_change_the_system(options.install):
         raise_mappings()
