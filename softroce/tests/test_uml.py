@@ -227,6 +227,28 @@ def test_a_panic_is_no_verdict_of_the_command(softroce: Runner) -> None:
     assert b"sysrq triggered crash" in done.stderr
 
 
+@pytest.mark.parametrize("limit", [500 << 20, 1 << 30])  # the guest is to have as much
+def test_a_limit_of_memory_is_told(softroce: Runner, limit: int) -> None:
+    limited = ("prlimit", f"--as={limit}")
+    done = softroce(*UML, "--", "true", prefix=limited)
+    assert done.returncode == 125
+    first, *said = done.stderr.decode().splitlines()
+    assert first.startswith("softroce: the guest ended before it had started: this process may not")
+    assert "(ulimit -v)" in first
+    assert said
+    assert not any("make_umid" in line for line in said)  # each guest says that
+    done = softroce(*UML, "--memory", "300M", "--", "true", prefix=limited)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_directory_that_is_gone_is_told(softroce: Runner, tmp_path: Path) -> None:
+    remove = ("sh", "-c", f'cd {tmp_path}/gone && rmdir {tmp_path}/gone && exec "$@"', "sh")
+    (tmp_path / "gone").mkdir()
+    done = softroce(*UML, "--", "true", prefix=remove)
+    assert done.returncode == 2
+    assert done.stderr == b"softroce: the current directory is gone: start from another one\n"
+
+
 def test_a_wrong_discipline_is_told(softroce: Runner) -> None:
     done = softroce(*UML, "--net", "no-such-discipline", "--", "true")
     assert done.returncode == 125

@@ -25,7 +25,7 @@ from typing import Any
 from . import tools
 from .bundle import Bundle
 from .channels import Control, Input, Output, receive
-from .errors import STATUS_SIGNAL_BASE, STATUS_TIMEOUT, InfrastructureError
+from .errors import STATUS_SIGNAL_BASE, STATUS_TIMEOUT, InfrastructureError, UsageError
 from .network import Plan
 from .options import Options
 from .signals import SignalPipe
@@ -38,6 +38,8 @@ INIT = Path(__file__).with_name("guest_init.py")
 _GRACE = 5.0
 _LOG_LIMIT = 64 << 10
 _LOG_LINES = 40
+#: How lines begin that each guest of User-Mode Linux says, and that are of no help.
+_NO_FAULT = ("check_one_sigio ", "make_umid ", "Failed to initialize umid ", "remove_umid_dir ")
 
 
 def request(
@@ -55,11 +57,18 @@ def request(
         environment: added to the caller's own.
         options: of the run.
         bundled: has programs that the system may lack.
+
+    Raises:
+        UsageError: the current directory has been removed.
     """
 
     def text(value: str) -> str:
         return os.fsencode(value).decode("latin-1")
 
+    try:
+        directory = os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("the current directory is gone: start from another one") from None
     mask = os.umask(0o077)
     os.umask(mask)
     terminal = Terminal(keyboard=options.interactive).description() if options.tty else None
@@ -68,7 +77,7 @@ def request(
         "environment": {
             text(name): text(value) for name, value in {**os.environ, **environment}.items()
         },
-        "directory": text(os.getcwd()),
+        "directory": text(directory),
         "input": options.interactive,
         "terminal": terminal,
         # An error message that was sent to a file is not to be mixed with the rest.
@@ -99,8 +108,8 @@ class Guest:
             options: of the run.
             boot_seconds: until the first process of the guest must have reported.
             log_name: name of the guest's kernel in messages.
-            remedies: words of that kernel that explain a failure of the command, each with the
-                sentence that is said then.
+            remedies: words of that kernel that explain a failure of the command or of the guest,
+                each with the sentence that is said then.
         """
         self._options = options
         self._boot_seconds = boot_seconds
@@ -196,7 +205,8 @@ class Guest:
                 self._give_back()
                 if talk.status:
                     self._take_rest_of_log(log, log_open)
-                    self._say_remedies()
+                    for sentence in self._found_remedies():
+                        tools.say(sentence)
                 return STATUS_SIGNAL_BASE + ending if ending else talk.status
             if not talk.open and all(output.idle and not output.open for output in outputs):
                 break
@@ -287,13 +297,13 @@ class Guest:
         while is_open and log.fileno() in _poll({log.fileno(): select.POLLIN}, 0.0):
             is_open = self._take_log(log)
 
-    def _say_remedies(self) -> None:
-        for words, sentence in self._remedies.items():
-            if words in self._log:
-                tools.say(sentence)
+    def _found_remedies(self) -> list[str]:
+        return [sentence for words, sentence in self._remedies.items() if words in self._log]
 
     def _failure(self, text: str) -> InfrastructureError:
-        lines = self._log.decode(errors="replace").replace("\r", "").strip().splitlines()
+        text = ": ".join((text, *self._found_remedies()))
+        log = self._log.decode(errors="replace").replace("\r", "").strip()
+        lines = [line for line in log.splitlines() if not line.startswith(_NO_FAULT)]
         if not lines or self._options.verbose:
             return InfrastructureError(text)
         tail = "\n".join(f"  | {line}" for line in lines[-_LOG_LINES:])

@@ -105,10 +105,18 @@ def raise_mappings() -> None:
 
 
 def _remedies() -> dict[bytes, str]:
+    limited = (
+        "this process may not map as much memory as the guest is to have; raise the limit (ulimit "
+        "-v), or ask for less with --memory"
+    )
     return {
         # It is the kernel's only word of it: the process ends as after a wrong address.
         b"UML ran out of memory on the host side": "the guest's kernel killed a process, for which "
-        "this machine mapped no more pieces of memory. To have more of them: " + MAPPINGS_REMEDY
+        "this machine mapped no more pieces of memory. To have more of them: " + MAPPINGS_REMEDY,
+        b"setup_physmem - mapping": limited,
+        b"Kernel panic - not syncing: map_memory": limited,
+        b"mount likely just ran out of space": "the file system with the guest's memory is full; "
+        "free some space there, or ask for less with --memory",
     }
 
 
