@@ -62,7 +62,7 @@ def options_parser() -> argparse.ArgumentParser:
         "--engine",
         choices=ENGINES,
         default="auto",
-        help="uml: a kernel as an ordinary program; qemu: the distribution's kernel, emulated; "
+        help="uml: a Linux that runs as an ordinary program; qemu: the distribution's, emulated; "
         "host: this machine's own device; auto (default): host if there is one, else uml",
     )
     add("--device", choices=DEVICES, help="rxe: RoCE v2 (default); siw: iWARP")

@@ -24,8 +24,9 @@ NEEDED_BYTES = 3 << 29
 _UNPACK_SECONDS = 1800.0
 _BUILD_SECONDS = 2 * 3600.0
 
-#: Without these no guest can be had; the first is also the tools of the guest.
+#: Without these no guest can be had, unless a wheel has what is in them.
 RUNTIME_PACKAGES = ("iproute2", "rdma-core", "ibverbs-providers")
+#: Programs of the first.
 TOOLS = ("ip", "rdma", "tc")
 BUILD_PACKAGES = ("gcc", "libc6-dev", "make", "flex", "bison", "bc", "xz-utils", "bzip2")
 

@@ -13,7 +13,8 @@ from aiordma_softroce import kernel_build
 
 pytestmark = pytest.mark.slow
 
-PAGE = (Path(__file__).parents[3] / "docs/pytest.md").read_text()
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/pytest.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +54,13 @@ def test_the_packages_of_a_build() -> None:
     words = PAGE.partition("$ sudo apt-get install ")[2].partition("```")[0].split()
     for package in (*kernel_build.RUNTIME_PACKAGES, *kernel_build.BUILD_PACKAGES):
         assert package in words
+
+
+def test_the_packages_that_the_setup_installs_for_it() -> None:
+    table = (ROOT / "tools/packages.sh").read_text()
+    for group, packages in (
+        ("device", kernel_build.RUNTIME_PACKAGES),
+        ("uml", kernel_build.BUILD_PACKAGES),
+    ):
+        rows = re.findall(rf"^{group} +\| pkg: +\| ([\w-]+)$", table, re.M)
+        assert sorted(rows) == sorted(packages), group
