@@ -16,6 +16,7 @@ import pytest
 
 from aiordma_softroce import bundle, kernel_build
 
+from . import networks
 from .building import BUILD_S, call_tool
 from .conftest import REPOSITORY, Runner
 from .programs import rping
@@ -51,6 +52,12 @@ def test_it_pings(name: str, device: str, softroce: Runner) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{name}.".encode())
     assert done.stdout.count(b"ping data: rdma-ping-") == 5
+
+
+@pytest.mark.parametrize("script", networks.CARDS)
+def test_its_networks(name: str, script: str, softroce: Runner, tmp_path: Path) -> None:
+    networks.write(tmp_path)
+    networks.check(softroce, script, tmp_path, "--kernel", name)
 
 
 def test_the_environment_names_it(name: str, softroce: Runner) -> None:

@@ -6,72 +6,28 @@ The scripts are those of docs/softroce-networks.md, and so are the facts.
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
 
-from .conftest import REPOSITORY, Runner
+from .conftest import Runner
+from .networks import CARDS, check, packets, pings, received, run, write
 from .programs import LISTENING, rping
 
 pytestmark = pytest.mark.uml
-
-UML = ("--engine", "uml")
-PAGE = (REPOSITORY / "docs/softroce-networks.md").read_text()
-_FILE = re.compile(r"`(\w+\.sh)`:\n\n```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_COMMAND = re.compile(r"^\$ softroce (.*) -- sh -e (\w+\.sh) \./my_test (\S+)$", re.MULTILINE)
-_COMMANDS = {script: (options, peer) for options, script, peer in _COMMAND.findall(PAGE)}
-#: The cards that packets to the peer of a script arrive on.
-_CARDS = {
-    "vlan.sh": "veth1.7",
-    "bridge.sh": "veth1",
-    "macvlan.sh": "veth1",
-    "bond.sh": "br0",
-}
 
 
 @pytest.fixture
 def scripts(tmp_path: Path) -> Path:
     """A folder with the scripts of the page."""
-    for name, text in _FILE.findall(PAGE):
-        (tmp_path / name).write_text(text)
+    write(tmp_path)
     return tmp_path
 
 
-def _run(softroce: Runner, *words: str, folder: Path) -> list[str]:
-    done = softroce(*UML, *words, cwd=folder)
-    assert done.returncode == 0, (done.stdout + done.stderr).decode()
-    lines: list[str] = done.stdout.decode().splitlines()
-    return lines
-
-
-def _received(card: str) -> str:
-    return f'echo "received: $(cat /sys/class/net/{card}/statistics/rx_packets)"'
-
-
-def _packets(lines: list[str]) -> int:
-    """How many packets have arrived between the two times that `_received` was asked."""
-    before, after = (int(line.split()[1]) for line in lines if line.startswith("received: "))
-    return after - before
-
-
-def _pings(lines: list[str]) -> int:
-    return sum("ping data: rdma-ping-" in line for line in lines)
-
-
-@pytest.mark.parametrize("script", _CARDS)
+@pytest.mark.parametrize("script", CARDS)
 def test_the_page(softroce: Runner, scripts: Path, script: str) -> None:
-    """Each command, with a test that pings the peer, from both sides."""
-    assert set(_COMMANDS) == set(_CARDS)
-    options, peer = _COMMANDS[script]
-    card = _received(_CARDS[script])
-    program = f"{card}; ({rping(peer)}); {card}; ({rping('10.81.0.1')})"
-    (scripts / "my_test").write_text(f"#!/bin/sh -e\ntest $1 = {peer}\n{program}\n")
-    (scripts / "my_test").chmod(0o755)
-    words = (*shlex.split(options), "--", "sh", "-e", script, "./my_test", peer)
-    lines = _run(softroce, *words, folder=scripts)
-    assert _pings(lines) == 10
-    assert _packets(lines) > 10
+    """The command of docs/softroce-networks.md."""
+    check(softroce, script, scripts)
 
 
 def test_iwarp_over_a_vlan(softroce: Runner, scripts: Path) -> None:
@@ -79,12 +35,12 @@ def test_iwarp_over_a_vlan(softroce: Runner, scripts: Path) -> None:
     script = (scripts / "vlan.sh").read_text()
     devices = "".join(f"rdma link add siwv{n} type siw netdev veth{n}.7\n" for n in (0, 1))
     (scripts / "vlan.sh").write_text(re.sub("^ready .*\n", devices, script, flags=re.M))
-    card = _received("veth1.7")
+    card = received("veth1.7")
     program = f"{card}; ({rping('10.81.0.2')}); {card}"
     words = ("--hosts", "2", "--device", "siw", "--", "sh", "-e", "vlan.sh")
-    lines = _run(softroce, *words, "sh", "-e", "-c", program, folder=scripts)
-    assert _pings(lines) == 5
-    assert _packets(lines) > 10
+    lines = run(softroce, *words, "sh", "-e", "-c", program, folder=scripts)
+    assert pings(lines) == 5
+    assert packets(lines) > 10
 
 
 def test_ipv6_over_a_vlan(softroce: Runner, scripts: Path) -> None:
@@ -98,14 +54,14 @@ def test_ipv6_over_a_vlan(softroce: Runner, scripts: Path) -> None:
         for end in 1 2; do
             until ibv_devinfo -v | grep -q fd81::$end,; do sleep 0.1; done
         done
-        {_received("veth1.7")}
+        {received("veth1.7")}
         ({rping("fd81::2")})
-        {_received("veth1.7")}
+        {received("veth1.7")}
     """
     words = ("--hosts", "2", "--", "sh", "-e", "vlan.sh", "sh", "-e", "-c", program)
-    lines = _run(softroce, *words, folder=scripts)
-    assert _pings(lines) == 5
-    assert _packets(lines) > 10
+    lines = run(softroce, *words, folder=scripts)
+    assert pings(lines) == 5
+    assert packets(lines) > 10
 
 
 #: The active link of the bond goes down, and the other one takes its place.
@@ -128,17 +84,17 @@ def test_soft_roce_on_a_bond_that_loses_a_link(softroce: Runner, scripts: Path) 
         until {listed}; do sleep 0.02; done
         kill %1 %2
         wait || true
-        {_received("veth3")}
+        {received("veth3")}
         ({rping("10.81.0.2")})
-        {_received("veth3")}
+        {received("veth3")}
     """
     words = ("--hosts", "2", "--", "sh", "-e", "bond.sh", "bash", "-e", "-c", program)
-    lines = _run(softroce, *words, folder=scripts)
+    lines = run(softroce, *words, folder=scripts)
     before, after = (line.split(":")[0].strip() for line in lines if "GID[" in line)
     assert before != after
     assert [line for line in lines if line.startswith("veth")] == ["veth0", "veth2"]
-    assert _pings(lines) == 5
-    assert _packets(lines) > 10
+    assert pings(lines) == 5
+    assert packets(lines) > 10
 
 
 def test_iwarp_on_a_bond_that_loses_a_link(softroce: Runner, scripts: Path) -> None:
@@ -151,15 +107,15 @@ def test_iwarp_on_a_bond_that_loses_a_link(softroce: Runner, scripts: Path) -> N
         came() {{ grep -c 'ping data: rdma-ping-' /dev/shm/said || true; }}
         until test $(came) -gt 20; do sleep 0.02; done
         {_SWITCH}
-        {_received("veth3")}
+        {received("veth3")}
         before=$(came)
         until test $(came) -gt $((before + 20)); do sleep 0.02; done
-        {_received("veth3")}
+        {received("veth3")}
     """
     words = ("--hosts", "2", "--device", "siw", "--", "sh", "-e", "bond.sh")
-    lines = _run(softroce, *words, "sh", "-e", "-c", program, folder=scripts)
+    lines = run(softroce, *words, "sh", "-e", "-c", program, folder=scripts)
     assert lines[:2] == ["veth0", "veth2"]
-    assert _packets(lines) > 10
+    assert packets(lines) > 10
 
 
 @pytest.mark.parametrize("device", ["rxe", "siw"])
@@ -179,7 +135,7 @@ def test_which_cards_take_a_device(softroce: Runner, tmp_path: Path, device: str
         done
     """
     words = ("--device", device, "--", "sh", "-e", "-c", script)
-    cards, lines = [], _run(softroce, *words, folder=tmp_path)
+    cards, lines = [], run(softroce, *words, folder=tmp_path)
     while ": " not in lines[0]:
         cards.append(lines.pop(0))
     assert {"br0", "bond0"}.isdisjoint(cards)
