@@ -35,6 +35,7 @@
  */
 #include "core.h"
 
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "admission.h"
@@ -287,7 +288,8 @@ uint64_t aio_next_mark(void)
     static uint64_t state;
     uint64_t mark;
 
-    if (!state && getentropy(&state, sizeof(state)))
+    /* Not getentropy(), which a C library older than 2.25 does not have. */
+    if (!state && syscall(SYS_getrandom, &state, sizeof(state), 0) != (long)sizeof(state))
         state = (uint64_t)getpid();
     state += UINT64_C(0x9e3779b97f4a7c15); /* splitmix64 */
     mark = (state ^ state >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
