@@ -439,7 +439,7 @@ class StaleRegionError(RemoteAccessError):
         super().__init__(
             text, status=status, operation=operation, qp_num=qp_num, vendor_err=vendor_err
         )
-        self.hint = type(self).hint  # not that of the status, which is of a request
+        self.hint: str = type(self).hint  # not that of the status, which is of a request
 
 
 E = TypeVar("E", bound=RdmaError)

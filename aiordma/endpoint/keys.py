@@ -91,7 +91,9 @@ class _Key:
 
     def __init__(self, name: str, secret: bytes) -> None:
         extracted = _hmac(_SALT, secret)
-        tag, self.listener, self.client = (_hmac(extracted, label + b"\1") for label in _LABELS)
+        tag, listener, client = (_hmac(extracted, label + b"\1") for label in _LABELS)
+        self.listener: bytes = listener
+        self.client: bytes = client
         self.id: str = name
         self.tag: bytes = _hmac(tag, name.encode())[:_TAG_SIZE]
 

@@ -20,8 +20,9 @@ Theory of operation
 
 from __future__ import annotations
 
-from asyncio import _get_running_loop
+from asyncio import AbstractEventLoop, _get_running_loop
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol, Self
 
 from aiordma._core import MessageState, Wakeup
@@ -189,10 +190,10 @@ class NoteBook:
 
     def __init__(self, link: Link, receiver: Receiver, outcome: Outcome) -> None:
         self.state: MessageState = link.state
-        self.loop = link.loop
+        self.loop: AbstractEventLoop = link.loop
         self._link = link
         self._receiver = receiver
-        self.release = receiver.free_slot
+        self.release: Callable[..., None] = receiver.free_slot
         self._outcome = outcome
         # Whether no further note will arrive.
         self._over = outcome.decided or bool(self.state.said & 1 << FrameKind.END)

@@ -64,7 +64,7 @@ class Rights:
 
     def __init__(self) -> None:
         self._uses = dict.fromkeys(_RIGHTS, 0)
-        self.allowed = 0
+        self.allowed: int = 0
 
     def count(self, rights: Access, step: int) -> bool:
         """Add `step` to the count of each right; return whether `allowed` has changed."""

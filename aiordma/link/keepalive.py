@@ -68,7 +68,7 @@ class Wheel:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, interval: float) -> None:
         self._loop = loop
-        self.step_s = interval / _TICKS
+        self.step_s: float = interval / _TICKS
         self._due: dict[int, dict[Keepalive, None]] = {}  # by tick
         self._timer: Timer | None = None
         self._timer_tick = 0

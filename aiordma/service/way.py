@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from aiordma.cm.address import Address
     from aiordma.endpoint.connection import Connection
+    from aiordma.endpoint.outcome import Outcome
 
 __all__ = ["CROWDED", "AddressStats", "Member", "Members", "Way"]
 
@@ -67,15 +68,19 @@ class Member:
     def __init__(
         self, connection: Connection, way: Way, now: float, lifetime: float | None
     ) -> None:
-        self.connection = connection
-        self.outcome = connection._outcome
-        self.way = way
-        self.users = 0
-        self.lent = self.noted = False
-        self.live = True
-        self.opened_at = self.idle_since = now
+        self.connection: Connection = connection
+        self.outcome: Outcome = connection._outcome
+        self.way: Way = way
+        self.users: int = 0
+        self.lent: bool = False
+        self.noted: bool = False
+        self.live: bool = True
+        self.opened_at: float = now
+        self.idle_since: float = now
         # Not all at the same time, if they were opened together.
-        self.due = math.inf if lifetime is None else now + lifetime * random.uniform(0.9, 1.0)
+        self.due: float = (
+            math.inf if lifetime is None else now + lifetime * random.uniform(0.9, 1.0)
+        )
         self.place: dict[Member, None] | None = None
 
     @property
@@ -97,7 +102,8 @@ class Members:
     __slots__ = ("_lowest", "_partly", "_ranks", "current", "idle", "standing", "users")
 
     def __init__(self) -> None:
-        self.standing = self.users = 0
+        self.standing: int = 0
+        self.users: int = 0
         self.idle: dict[Member, None] = {}
         self._partly: dict[Member, None] = {}
         self.current: Member | None = None  # one of these
@@ -251,14 +257,20 @@ class Way:
     )  # fmt: skip
 
     def __init__(self, address: Address, local: str | None, tier: int, max_pause: float) -> None:
-        self.host, self.port = address
-        self.local = local
+        self.host: str = address[0]
+        self.port: int = address[1]
+        self.local: str | None = local
         self.options: dict[str, Any] = {} if local is None else {"local_addr": (local, 0)}
-        self.tier = tier
-        self.members = Members()
-        self.size = self.connecting = self.requests = self.lost = self.errors = 0
-        self.out = self.tried = False
-        self.not_before = 0.0
+        self.tier: int = tier
+        self.members: Members = Members()
+        self.size: int = 0
+        self.connecting: int = 0
+        self.requests: int = 0
+        self.lost: int = 0
+        self.errors: int = 0
+        self.out: bool = False
+        self.tried: bool = False
+        self.not_before: float = 0.0
         self.error: BaseException | None = None
         self._failures = 0  # in a row
         self._failed_at = -math.inf
