@@ -24,7 +24,7 @@ def write(folder: Path) -> None:
 
 
 def run(softroce: Runner, *words: str, folder: Path) -> list[str]:
-    """Run a command that has to succeed with the engine `uml`; return its lines."""
+    """Run a command that has to succeed, with `uml` if no engine is named; return its lines."""
     done = softroce("--engine", "uml", *words, cwd=folder)
     assert done.returncode == 0, (done.stdout + done.stderr).decode()
     lines: list[str] = done.stdout.decode().splitlines()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from . import networks
 from .conftest import Runner, eventually, members, session_of
 from .programs import rping
 
@@ -66,6 +67,12 @@ def test_two_hosts_with_loss(softroce: Runner, tmp_path: Path) -> None:
     assert b"loss 2%" in discipline
     assert done.stderr.count(b"ping data: rdma-ping-") == 20
     assert (tmp_path / "left behind").read_text() == "here\n"
+
+
+def test_a_network_of_modules(softroce: Runner, tmp_path: Path) -> None:
+    """A bond, a bridge and more cards: the kernel loads what is asked for."""
+    networks.write(tmp_path)
+    networks.check(softroce, "bond.sh", tmp_path, *QEMU)
 
 
 def test_ctrl_c(softroce: Runner) -> None:

@@ -140,6 +140,8 @@ def _more() -> list[str]:
 
 def _append(options: Options) -> str:
     words = ["console=ttyS0", "oops=panic", "panic=-1", "random.trust_cpu=on", "mitigations=off"]
+    # Otherwise the module makes a bond0 when the first bond is asked for.
+    words.append("bonding.max_bonds=0")
     if not options.verbose:
         words.append("quiet")
     for path in (sys.executable, str(guest.INIT)):
