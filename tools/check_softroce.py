@@ -65,6 +65,7 @@ class Softroce:
         run("softroce: wheel in an empty venv", lambda: self._check_install(built.wheel))
         run("softroce: sdist in an empty venv", lambda: self._check_install(built.sdist))
         run("softroce: its tests, without aiordma", self._check_tests)
+        run("softroce: pyright --verifytypes", self._check_types)
 
     def _check_again(self, built: softroce_wheel.Built, kernels: Sequence[str]) -> None:
         other = _make(self._scratch / "softroce-again", kernels)
@@ -84,6 +85,10 @@ class Softroce:
                 raise CheckFailedError(f"the help of {words[-1]} does not name the option --kernel")
         if "--softroce-args" not in call(python, "-m", "pytest", "--help", cwd=folder, limit_s=60):
             raise CheckFailedError("pytest does not know --softroce-args")
+
+    def _check_types(self) -> None:
+        """Pyright knows the type of every public name, where the wheel is installed."""
+        check_wheel.check_types(self._scratch / "softroce-whl" / "venv", softroce_wheel.NAME)
 
     def _check_tests(self) -> None:
         """Those that need no guest, by its own configuration, where the sdist is installed."""

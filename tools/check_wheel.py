@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import sys
@@ -231,6 +232,17 @@ def check_origin(folder: Path, cwd: Path, *python: str | Path) -> None:
     origin = call(*python, "-W", "error", "-c", code, cwd=cwd, limit_s=60).strip()
     if not Path(origin).is_relative_to(folder):
         raise CheckFailedError(f"it imported {origin}, which is not in {folder}")
+
+
+def check_types(venv: Path, package: str) -> None:
+    """Fail if pyright does not know the type of every public name of a package in a venv."""
+    # It looks for packages where the interpreter on the path does.
+    path = os.pathsep.join((str(venv / "bin"), os.environ["PATH"]))
+    call(
+        *("env", f"PATH={path}", f"VIRTUAL_ENV={venv}"),
+        *(wheels.program("pyright"), "--verifytypes", package, "--ignoreexternal"),
+        cwd=venv, limit_s=600,
+    )  # fmt: skip
 
 
 def make_venv(python: Path, base: Path, *what: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 import sys
 import tarfile
@@ -125,17 +124,11 @@ class Release(check_wheel.Package):
 
     def check_types(self, package: str) -> None:
         """Pyright knows the type of every public name of an installed package."""
-        python, empty = self.scratch / "types" / "bin" / "python", self.scratch / "nowhere"
+        folder = self.scratch / "types"
+        python = folder / "bin" / "python"
         if not python.exists():
-            empty.mkdir()
             check_wheel.make_venv(python, Path(sys.executable), self._with(_EXTRAS))
-        # It looks for packages where the interpreter on the path does.
-        path = os.pathsep.join((str(python.parent), os.environ["PATH"]))
-        call(
-            *("env", f"PATH={path}", f"VIRTUAL_ENV={python.parents[1]}"),
-            *(wheels.program("pyright"), "--verifytypes", package, "--ignoreexternal"),
-            cwd=empty, limit_s=600,
-        )  # fmt: skip
+        check_wheel.check_types(folder, package)
 
     def check_wheel_on(self, version: str, base: Path) -> None:
         """A CPython of this machine takes the wheel; its command needs no extra, and takes it."""

@@ -151,7 +151,8 @@ def _add_kernels(target: Path, names: Sequence[str]) -> list[tuple[str, str, str
         origins.append((program.name, "linux", kernel_build.version_of(kernel.parent)))
         (licenses / program.name).write_text("The Linux kernel: common-licenses/GPL-2, alone.\n")
     shutil.copy(kernel_build.CONFIG, licenses / "linux.config")
-    shutil.copy(kernel_build.__file__, licenses / "linux.recipe.py")
+    # Not as a module of this package, which a type checker would look for.
+    shutil.copy(kernel_build.__file__, licenses / "linux.recipe.txt")
     return origins
 
 
