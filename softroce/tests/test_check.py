@@ -19,7 +19,7 @@ from aiordma_softroce import (
     uml,
 )
 
-from .conftest import Runner
+from .conftest import LIMIT, Runner
 
 
 @pytest.fixture
@@ -149,6 +149,18 @@ def test_a_cache_that_others_may_write_is_told(
     (entry / "linux").chmod(0o666)
     assert cli.main(["--check", "--engine", "uml"]) == 1
     assert "may be written to by others" in _lines(capfd)["missing kernel"]
+
+
+def test_a_reader_that_leaves(empty: Path, softroce: Runner) -> None:
+    process = softroce.start(
+        "--check", "--engine", "uml", environment={"AIORDMA_SOFTROCE_CACHE": str(empty)}
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ok       engine: uml\n"
+    process.stdout.close()
+    assert process.wait(timeout=LIMIT) == 128 + 13
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
 
 
 def test_host_without_a_device(

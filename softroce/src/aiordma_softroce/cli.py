@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -169,6 +171,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SoftroceError as error:
         sys.stderr.write(f"softroce: {error}\n")
         return error.exit_status
+    except BrokenPipeError:
+        # The reader of --check has gone. At its exit the interpreter would complain about the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return STATUS_SIGNAL_BASE + signal.SIGPIPE
     except KeyboardInterrupt:
         # While a kernel is being built or looked up: half-made files have been removed.
         return STATUS_SIGNAL_BASE + 2
