@@ -102,6 +102,13 @@ def test_a_device_of_another_kind_is_not_taken(monkeypatch: pytest.MonkeyPatch) 
         _run("true", device="rxe")
 
 
+@pytest.mark.usefixtures("device")
+def test_a_machine_without_ip_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name, **_: None)
+    with pytest.raises(InfrastructureError, match="package iproute2"):
+        _run("true")
+
+
 def test_making_a_device_needs_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "DEVICES", tmp_path)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

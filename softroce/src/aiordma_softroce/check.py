@@ -228,8 +228,7 @@ def _packages(names: tuple[str, ...]) -> Finding:
 
 
 def _programs(subject: str, names: tuple[str, ...]) -> Finding:
-    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    absent = [name for name in names if shutil.which(name, path=path) is None]
+    absent = [name for name in names if tools.find(name) is None]
     if absent:
         return Finding(subject, f"not found: {', '.join(absent)}", good=False)
     return Finding(subject, ", ".join(names))

@@ -90,15 +90,19 @@ def address_of(name: str) -> str:
     """Return the first address of a device's network card.
 
     Raises:
-        InfrastructureError: it has none, and so cannot be addressed by rdma_cm.
+        InfrastructureError: it has none, and so cannot be addressed by rdma_cm; or there is no
+            program that tells.
     """
+    ip = tools.find("ip")
+    if ip is None:
+        raise InfrastructureError("--engine host needs the program ip (package iproute2)")
     cards = sorted(path.name for path in (DEVICES / name / "device/net").glob("*"))
     if not cards:
         # Software devices have no hardware parent; they name their card themselves.
         with contextlib.suppress(OSError):
             cards = [(DEVICES / name / "parent").read_text().strip()]
     for card in cards:
-        done = tools.query(["ip", "-json", "address", "show", "dev", card])
+        done = tools.query([ip, "-json", "address", "show", "dev", card])
         if done.returncode != 0:
             continue
         for entry in json.loads(done.stdout):

@@ -126,7 +126,7 @@ def kernel(
         log = cache.log_file("packages")
         packages.ensure(absent, purpose, log, verbose=verbose, install=install)
     for tool in () if wheel else TOOLS:
-        if shutil.which(tool, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is None:
+        if tools.find(tool) is None:
             raise InfrastructureError(f"the uml engine needs the program {tool} (package iproute2)")
     if found is None:
         found = cache.obtain(

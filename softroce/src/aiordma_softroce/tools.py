@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,11 @@ def say(text: str) -> None:
     """Write a line for the user to standard error."""
     sys.stderr.write(f"softroce: {text}\n")
     sys.stderr.flush()
+
+
+def find(program: str) -> str | None:
+    """Return the path of a program, or None; a user's PATH may lack the folders of root's."""
+    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
 
 def query(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
