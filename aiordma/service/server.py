@@ -109,9 +109,9 @@ def serve(
         authorize: Decides about each client, as of `listen`.
         grace_s: Seconds that handlers have at the end to finish; then they are canceled.
         signals: From the opening to the end of `stop`, SIGINT (Ctrl-C) and SIGTERM end
-            `serve_forever`, as its own `signals` does from its call on.  If the block of `async
-            with` waits for anything else, its task is canceled, and once the server has stopped,
-            the program goes on behind the block.  In the main thread alone.
+            `serve_forever`, as its own `signals` does from its call on.  If the block of
+            `async with` waits for anything else, its task is canceled, and once the server has
+            stopped, the program goes on behind the block.  In the main thread alone.
 
     Raises:
         TypeError, ValueError: An argument is invalid; raised by the call, before it is awaited.
