@@ -228,7 +228,7 @@ class Request(Uncopied, PeerRequest):
         self._note_answered()
         self._served.done(self._size)
         if not self._canceled:
-            self._served.final(self._number, code_of(exc), *_words_of(exc))
+            self._served.final(self._number, code_of(exc), *_words_of(exc), served=True)
 
     def _refuse_late(self) -> bool:
         """Answer that the time is over, if it is, in place of the handler, which has not begun."""
@@ -273,7 +273,7 @@ class Request(Uncopied, PeerRequest):
             served.done(size)
             if tell:
                 text = "the peer's program did not answer the request"
-                served.final(number, ErrorCode.RAISED, "", text)
+                served.final(number, ErrorCode.RAISED, "", text, served=True)
 
         return end
 
@@ -321,13 +321,15 @@ class _Announced:
 
 
 _LATE = "the time was over before the request was served"
-#: The entry in `Served.numbers` of a request whose ERROR frame waits for room.
+#: The entry in `Served.numbers` of a request whose ERROR frame waits for room: no handler has it.
 _REFUSED = None
+#: The same of a request that was served, and has failed.
+_FAILED = False
 #: How many bytes of requests a connection may have without a lease of the listener's budget.
 _UNCOUNTED = 64 << 10
 #: Leases are resized in steps of so many bytes.
 _STEP = 64 << 10
-_Entry = _Announced | Request | weakref.ref[Request] | None
+_Entry = _Announced | Request | weakref.ref[Request] | bool | None
 
 
 class Served(RequestTable):
@@ -460,7 +462,7 @@ class Served(RequestTable):
     def on_cancel(self, number: int) -> None:
         """Process a CANCEL frame.  If the request was answered, the frames have crossed."""
         entry = self.numbers.get(number)
-        if entry is _REFUSED:
+        if entry is _REFUSED or entry is _FAILED:
             return
         request = entry() if isinstance(entry, weakref.ref) else entry
         if request is None and entry is not None:
@@ -572,10 +574,10 @@ class Served(RequestTable):
         self._given_up -= 1
         self._let_c_admit()
 
-    def final(self, number: int, code: int, name: str, text: str) -> None:
+    def final(self, number: int, code: int, name: str, text: str, *, served: bool = False) -> None:
         """Answer a request with an ERROR frame, as soon as there is room."""
         if not self.carrier.is_closing():
-            self.numbers[number] = _REFUSED
+            self.numbers[number] = _FAILED if served else _REFUSED
             self._outbox.post(
                 error_frame(number, code, name, text), lambda: self.numbers.pop(number, None)
             )
@@ -587,7 +589,8 @@ class Served(RequestTable):
     @property
     def all_answered(self) -> bool:
         """Whether each request that the program has got has its answer, and this was sent."""
-        return not (self.taken or self._given_up or _REFUSED in self.numbers.values())
+        failed = any(entry is _FAILED for entry in self.numbers.values())
+        return not (self.taken or self._given_up or failed)
 
     def _widen(self, held: int) -> bool:
         """Enlarge the lease to `held` bytes of requests; return whether that was possible."""

@@ -556,6 +556,10 @@ async def test_whether_all_that_was_served_is_answered() -> None:
     server.give(1)
     await settle()
     assert served.all_answered
+    served.stop()
+    asking.append(asyncio.create_task(client.request(b"?")))
+    await settle()
+    assert served.all_answered  # a refusal that waits for room is of none that was served
     await part(client, server)
     await asyncio.wait(asking)
 
