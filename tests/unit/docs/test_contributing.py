@@ -12,6 +12,7 @@ import pytest
 
 from aiordma import error_words, errors
 from tests.pages import ROOT
+from tests.unit.docs import test_tables
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 
@@ -24,12 +25,25 @@ def test_the_first_change_makes_its_test_pass(monkeypatch: pytest.MonkeyPatch) -
     names: dict[str, Any] = {"errno": errno, "errors": errors}
     exec(test, names)
     [run] = (value for name, value in names.items() if name.startswith("test_"))
+    [(call, hint)] = eval(f"{{{line}}}", names).items()
+    monkeypatch.delitem(error_words.ERRNO_HINTS, call, raising=False)  # where somebody has made it
     with pytest.raises(AssertionError):
         run()
-    [(call, hint)] = eval(f"{{{line}}}", names).items()
-    assert call not in error_words.ERRNO_HINTS
     monkeypatch.setitem(error_words.ERRNO_HINTS, call, hint)
     run()
+
+
+def test_the_first_change_is_right_for_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    [line] = re.findall(r"^ +(\(.*),$", PAGE, re.M)
+    [entry] = (
+        textwrap.dedent(block)
+        for block in re.findall(r"^ +```text\n(.*?)^ +```$", PAGE, re.M | re.S)
+    )
+    [(call, hint)] = eval(f"{{{line}}}", {"errno": errno}).items()
+    monkeypatch.setitem(error_words.ERRNO_HINTS, call, hint)
+    term, told = entry.splitlines()[0], test_tables.terms("errors.md")
+    monkeypatch.setattr(test_tables, "terms", lambda _: [*told, term])
+    test_tables.test_every_call_with_a_hint_is_in_the_table()
 
 
 def test_the_table_has_the_folders() -> None:
@@ -38,6 +52,8 @@ def test_the_table_has_the_folders() -> None:
     )
     assert len(named) > 12
     assert [name for name in named if not (ROOT / name).is_dir()] == []
+    folders = {f"aiordma/{path.name}/" for path in (ROOT / "aiordma").iterdir() if path.is_dir()}
+    assert folders - {"aiordma/__pycache__/"} <= set(named)
 
 
 def test_the_page_is_short() -> None:
