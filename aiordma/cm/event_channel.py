@@ -136,9 +136,14 @@ class EventChannel(Resource):
         """Events that `get_event` has returned and that are not acknowledged."""
         return self._unacked
 
-    def _attach(self) -> asyncio.AbstractEventLoop:
-        """Register with the running loop, once; the channel then belongs to that loop."""
-        loop = asyncio.get_running_loop()
+    def _attach(self, loop: asyncio.AbstractEventLoop | None = None) -> asyncio.AbstractEventLoop:
+        """Register with the running loop, once; the channel then belongs to that loop.
+
+        Args:
+            loop: The running loop, if the caller knows it: in callbacks of trio_asyncio's loops
+                asyncio does not.
+        """
+        loop = asyncio.get_running_loop() if loop is None else loop
         if self._over is not None:
             raise self._over.with_traceback(None)  # the channel has failed: no event will come
         if self._loop is loop:
@@ -263,7 +268,7 @@ class EventChannel(Resource):
         """Have the events of a C id of `origin` come here (`rdma_migrate_id(3)`)."""
         channel, home = self._require(), origin._home
         if home is not None and home.is_running():
-            self._attach()  # a task may wait for its next event
+            self._attach(home)  # a task may wait for its next event
             # The kernel moves unread events without waking a wait for the descriptor.
             self._kick_soon(home)
         check_minus_one(lib.rdma_migrate_id(handle, channel), "rdma_migrate_id")

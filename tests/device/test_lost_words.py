@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma.endpoint import link
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.wire import FrameKind
 from aiordma.loop.workers import call_blocking
+from aiordma.verbs import mr
 from aiordma.verbs.mr import INLINE_BYTES
 from tests.device.meeting import meet
 from tests.device.oracle import Connecting, collect, until
@@ -234,7 +234,7 @@ async def test_b01_a_call_that_the_end_overtakes_tells_of_the_end(
                 "read": lambda: client.read(region, bytearray(size)),
                 "write": lambda: client.write(region, bytes(size)),
             }
-            monkeypatch.setattr(link, "call_blocking", overtaken)
+            monkeypatch.setattr(mr, "call_blocking", overtaken)
             task = asyncio.ensure_future(calls[call]())
             await registering.wait()
             server.abort()

@@ -296,7 +296,7 @@ async def test_an_end_while_the_buffer_is_registered(
                 await until(lambda: link_of(client).closed, LIMIT_S)
             return region
 
-        monkeypatch.setattr("aiordma.endpoint.link.call_blocking", ends_meanwhile)
+        monkeypatch.setattr("aiordma.verbs.mr.call_blocking", ends_meanwhile)
         if is_siw:  # the answer is read into memory of the library: the buffer is not registered
             await client.request(question(3, len(buffer), 0, 0), into=buffer)
             assert not link_of(client).closed
