@@ -82,7 +82,7 @@ class Lease(Uncopied):
     """The result of `Connection.expose`, an async context manager.
 
     While the block lasts, `region` is the name of the memory to send to the peer, and `view` gives
-    access to its bytes.  With a `timeout` the lease ends by itself, after so many seconds.
+    access to its bytes.
     """
 
     __slots__ = (
