@@ -54,6 +54,11 @@ async def pool(world: World) -> None:
                 canceled = limit is not None and not isinstance(error, aiordma.RdmaError)
                 if not canceled and (not fragile or not is_broken(world, error)):
                     raise
+            except aiordma.RequestRefusedError as error:
+                # Of a lent connection whose server gives up; a pool sends its own elsewhere.
+                if not (fragile and lent and error.try_again):
+                    raise
+                assert served[body[:16]] == 0, "a request is refused that was served"
             except BROKEN as error:
                 if not fragile or not is_broken(world, error):
                     raise
