@@ -160,8 +160,9 @@ def _doctor(context: click.Context, /, **options: Any) -> None:
 )
 @click.option(
     "--key-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File with the secret of a key, all of its bytes; its name is that of the key.",
+    type=click.Path(exists=True, path_type=Path),
+    help="File with the secret of a key, all of its bytes; its name is that of the key. Of a "
+    "folder the last name is taken.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print the summary alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object on each line.")
@@ -186,12 +187,19 @@ def _ping(context: click.Context, /, **options: Any) -> None:
 
 
 def _key_of(path: Path | None) -> Any:
-    """The key in a file, as a Kubernetes Secret that is mounted has it."""
+    """The key in a file, or of the last in a folder, as a Kubernetes Secret that is mounted is."""
     if path is None:
         return None
     from aiordma.endpoint.keys import MOST_BYTES, Keys
 
     try:
+        if path.is_dir():
+            # The mount has entries of its own, whose names begin with a dot.
+            files = sorted(each for each in path.iterdir() if not each.name.startswith("."))
+            if not files:
+                msg = "no file is there"
+                raise ValueError(msg)
+            path = files[-1]
         with path.open("rb") as file:
             return Keys({path.name: file.read(MOST_BYTES + 1)})
     except (OSError, ValueError) as exc:

@@ -29,6 +29,7 @@ from aiordma.endpoint.connect import connect
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.keys import Keys
 from aiordma.errors import (
+    AuthenticationError,
     DeviceNotFoundError,
     HostNotFoundError,
     LibraryMissingError,
@@ -121,7 +122,7 @@ class Printer:
 
     Args:
         as_json: For programs.
-        quiet: The summary alone.
+        quiet: The summary alone, and the last reason if there was no answer.
         what: What the summary counts.
     """
 
@@ -129,10 +130,13 @@ class Printer:
         self._as_json = as_json
         self._what = what
         self._quiet = quiet
+        self._lost: tuple[tuple[tuple[str, str], ...], dict[str, object]] | None = None
 
     def say(self, event: str, *parts: tuple[str, str], **facts: object) -> None:
         """A line about an event."""
         if self._quiet and event not in ("begin", "summary"):
+            if event == "lost":
+                self._lost = parts, facts
             return
         try:
             if self._as_json:
@@ -145,6 +149,10 @@ class Printer:
 
     def summary(self, host: str, tally: Tally, seconds: float) -> None:
         """The end."""
+        if self._lost is not None and not tally.answered:
+            parts, facts = self._lost
+            self._quiet = False
+            self.say("lost", *parts, **facts)
         figures = tally.figures()
         if self._as_json:
             self.say(
@@ -359,7 +367,7 @@ class Ping:
                 self._changed.set()
             self._broken(connection, "the peer ended the connection")
         except RdmaError as exc:
-            self._broken(connection, words_of(exc))
+            self._broken(connection, f"{words_of(exc)}{_advice(exc)}")
         except OutputEndedError as exc:
             self._error = exc
             self._changed.set()
@@ -422,6 +430,15 @@ class Ping:
             self._error = exc
 
 
+def _advice(exc: BaseException) -> str:
+    """The option of this command that is missing, if it is one."""
+    if isinstance(exc, AuthenticationError):
+        return "; --key-file names the key of this command"
+    if "it takes requests there" in str(exc):
+        return "; --connect asks such a server"
+    return ""
+
+
 def run(
     host: str,
     port: int,
@@ -472,7 +489,7 @@ def run(
         seconds = loop.time() - begun
         error = None if running.cancelled() else running.exception()
         if isinstance(error, OSError | RdmaError):
-            print_hint(f"aiordma ping: {words_of(error)}")
+            print_hint(f"aiordma ping: {words_of(error)}{_advice(error)}")
         elif error is not None:
             raise error
         if error is None or ping.tally.answered:

@@ -215,15 +215,18 @@ def test_a_server_of_streams(address: str, tmp_path_factory: pytest.TempPathFact
 # Servers that are no echo
 
 
-@pytest.mark.parametrize("key", ["the same", "another", "none"])
+@pytest.mark.parametrize("key", ["the same", "of a folder", "another", "none"])
 async def test_a_server_of_requests_with_keys(
     address: str, key: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     secret = secrets.token_bytes(32)
     file = tmp_path / "2026-11"
-    file.write_bytes(secret if key == "the same" else secrets.token_bytes(32))
+    file.write_bytes(secrets.token_bytes(32) if key == "another" else secret)
+    (tmp_path / "2026-10").write_bytes(secrets.token_bytes(32))  # it was replaced
+    (tmp_path / "..data").write_bytes(b"")  # as the mount of a Secret has it
     config = aiordma.ConnectionConfig(keys=aiordma.Keys({"2026-11": secret}))
-    words = ("--key-file", str(file)) if key != "none" else ()
+    path = tmp_path if key == "of a folder" else file
+    words = ("--key-file", str(path)) if key != "none" else ()
     caplog.set_level("WARNING", "aiordma")
     before = aiordma.metrics.snapshot().totals.connections_lost
     async with aiordma.serve_requests(not_asked, address, 0, config=config) as server:
@@ -231,7 +234,7 @@ async def test_a_server_of_requests_with_keys(
         done = await aiordma_beside(
             "ping", "--connect", *words, "-c", "3", "-i", "0.05", "--port", port, address
         )
-    if key == "the same":
+    if key in ("the same", "of a folder"):
         assert (done.status, done.err) == (0, "")
         matches(
             done.out,
@@ -242,8 +245,16 @@ async def test_a_server_of_requests_with_keys(
         assert not caplog.records
     else:
         assert (done.status, done.out) == (1, "")
-        assert "key" in done.err
+        assert "--key-file names the key" in done.err
     assert aiordma.metrics.snapshot().totals.connections_lost == before
+
+
+async def test_a_quiet_probe_says_why_it_failed(address: str) -> None:
+    async with aiordma.serve_requests(not_asked, address, 0) as server:
+        done = await aiordma_beside("ping", "-c", "1", "-q", "--port", str(server.port), address)
+    assert (done.status, done.err) == (1, "")
+    assert "it takes requests there" in done.out
+    assert "--connect asks such a server" in done.out
 
 
 async def not_asked(_: object) -> None:
