@@ -135,4 +135,4 @@ def test_b03_as_much_as_one_connection_needs(address: str) -> None:
     kinds, _, text, _ = calls["connect"]
     assert "ConnectionRefusedError" in kinds, text  # nobody listens: the memory was there
     assert checks["locked memory"]["status"] == "WARN"
-    assert "room for 1 connections" in checks["locked memory"]["seen"]
+    assert "room for one connection " in checks["locked memory"]["seen"]
