@@ -16,10 +16,10 @@ import pytest
 
 import aiordma
 from aiordma import ConnectionConfig
-from aiordma.loop.workers import call_blocking
 from aiordma.memory import large_memory
 from aiordma.requests.wire import ANSWER_BODY, Kind, error_frame, frame
 from aiordma.verbs import Access, MemoryRegion
+from aiordma.verbs.mr import make_region
 from tests.device.meeting import Pair
 from tests.device.oracle import until
 from tests.device.request_server import answer_to, handler, question
@@ -287,7 +287,7 @@ async def test_an_end_while_the_buffer_is_registered(
     async with asking(address) as ends:
         client = ends[0]
         buffer = bytearray(3 * MIB)
-        real = call_blocking
+        real = make_region
 
         async def ends_meanwhile(*args: Any, **options: Any) -> Any:
             region = await real(*args, **options)
@@ -296,7 +296,7 @@ async def test_an_end_while_the_buffer_is_registered(
                 await until(lambda: link_of(client).closed, LIMIT_S)
             return region
 
-        monkeypatch.setattr("aiordma.verbs.mr.call_blocking", ends_meanwhile)
+        monkeypatch.setattr("aiordma.endpoint.link.make_region", ends_meanwhile)
         if is_siw:  # the answer is read into memory of the library: the buffer is not registered
             await client.request(question(3, len(buffer), 0, 0), into=buffer)
             assert not link_of(client).closed
