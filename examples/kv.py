@@ -323,8 +323,8 @@ class Client:
         Raises:
             StoreError: No such key, or the bytes were damaged.
             ConnectionError: The server is gone.
-            CompletionError: The same: its host or the way to it is gone, or it was killed and has
-                lost its memory before its connections.
+            CompletionError: The same: its host or the way to it is gone, or it has ended and lost
+                its memory before its connections.
         """
         value = await self._ask(do="get", key=key)
         array = np.empty(value["shape"], np.dtype(value["dtype"]))
