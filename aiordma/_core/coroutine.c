@@ -24,23 +24,23 @@
  * Three objects take part in a wait: the call, which the task awaits (Coroutine); the place of a
  * send in the line (QueuedSend, line.c), or what the one receiver of a connection waits on
  * (ReceiveWakeup, wait.c); and in each of these two a Wakeup, which stands for the future that
- * asyncio's Task expects.  These combinations there are, and no others; IDLE to DONE are the states
+ * asyncio's Task expects.  There are these combinations and no others; IDLE to DONE are the states
  * of the Wakeup:
  *
- *   QueuedSend         in the line     meaning                         next
- *   IDLE               yes             made; no task has parked        its first step: sends or
- * waits WAITING            yes, owned      a task is parked                a wake: READY; else it
- * leaves READY              yes             resumed by a drain or the loop  its step: sends, or
- * waits anew READY or DONE,     no              canceled, or the time is over   its step raises the
- * error with an error IDLE               no              it has sent, or was given up    nothing: a
- * step is an error
+ *   QueuedSend       in line      meaning                          next
+ *   IDLE             yes          made; no task has parked         its first step sends, or waits
+ *   WAITING          yes, owned   a task is parked                 a wake: READY; else it leaves
+ *   READY            yes          resumed by a drain or the loop   its step sends, or waits anew
+ *   READY, DONE;     no           canceled, or the time is over    its step raises the error
+ *     with an error
+ *   IDLE             no           it has sent, or was given up     nothing: a step is an error
  *
- *   ReceiveWakeup      taking          meaning                         next
- *   IDLE               no              no task waits                   a call sets `taking`
- *   IDLE               yes             a call has its first step       takes a message, or waits
- *   WAITING            yes             a task waits for a message      a wake, or is broken off
- *   READY              yes             a message may be there          takes it, or goes on in
- * Python WAITING, READY     no              a task of Python waits          its wait ends with None
+ *   ReceiveWakeup    taking       meaning                          next
+ *   IDLE             no           no task waits                    a call sets `taking`
+ *   IDLE             yes          a call has its first step        takes a message, or waits
+ *   WAITING          yes          a task waits for a message       a wake, or is broken off
+ *   READY            yes          a message may be there           takes it, or goes on in Python
+ *   WAITING, READY   no           a task of Python waits           its wait ends with None
  */
 #include <math.h>
 
