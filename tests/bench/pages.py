@@ -55,6 +55,7 @@ SHORT = (
     ("echo, 64 B, half round trip", "ib_send_lat -e"),
     ("echo, 64 B, half round trip", "TCP"),
     ("echo, 64 B, on asyncio's loop", "TCP"),
+    ("a request, 100 callers", "TCP"),
     ("echo, 1 MiB, half round trip", "ib_send_lat -e"),
     ("READ, 64 B, bytearray", "ib_read_lat -e"),
     ("WRITE, 64 B, bytearray", "one_sided.c"),
