@@ -34,7 +34,7 @@ WAYS = {
     "close": "A close",
 }
 WHOLE = ("send", "receive", "write", "read")
-OF_ALL = "On the way of every object"
+OF_ALL = "On every path"
 _STEP = re.compile(r"`([\w/]+\.(?:py|c)): ([\w.]+)`")
 _FILE = re.compile(r"`([\w/]+(?:/|\.py|\.c))`")
 
