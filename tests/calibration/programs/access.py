@@ -24,7 +24,7 @@ def with_rights(scene: Scene, end: End, rights: str) -> Memory:
 
 @program()
 def a_write_with_a_wrong_key(scene: Scene) -> None:
-    """A key that nobody has given."""
+    """A write with a key that was never given out."""
     first, second = scene.pair()
     scene.recv(second.qp, (9, [second.memory.at()]))
     scene.write(first.qp, 1, [first.memory.at()], (second.memory.address, 0x7654321))
@@ -33,7 +33,7 @@ def a_write_with_a_wrong_key(scene: Scene) -> None:
 
 @program()
 def a_read_with_a_wrong_key(scene: Scene) -> None:
-    """The same for a read."""
+    """A read with a key that was never given out."""
     first, second = scene.pair()
     scene.read(first.qp, 1, [first.memory.at()], (second.memory.address, 0x7654321))
     outcome(scene, first, second)
@@ -41,7 +41,7 @@ def a_read_with_a_wrong_key(scene: Scene) -> None:
 
 @program("roce")
 def a_write_beyond_the_region(scene: Scene) -> None:
-    """A write that ends behind the region, and one that begins before it."""
+    """A write that ends beyond the region, and one that begins before it."""
     for offset in (8190, -8):
         first, second = scene.pair()
         scene.write(first.qp, 1, [first.memory.at()], second.memory.to(offset))
@@ -50,7 +50,7 @@ def a_write_beyond_the_region(scene: Scene) -> None:
 
 @program()
 def a_read_beyond_the_region(scene: Scene) -> None:
-    """A read that ends behind the region."""
+    """A read that ends beyond the region."""
     first, second = scene.pair()
     scene.read(first.qp, 1, [first.memory.at()], second.memory.to(8190))
     outcome(scene, first, second)
@@ -58,7 +58,7 @@ def a_read_beyond_the_region(scene: Scene) -> None:
 
 @program("roce")
 def a_write_without_the_right(scene: Scene) -> None:
-    """A region that is open for reads alone."""
+    """A write to a region that is open only for reads."""
     first, second = scene.pair()
     memory = with_rights(scene, second, "LR")
     scene.write(first.qp, 1, [first.memory.at()], memory.to())
@@ -67,7 +67,7 @@ def a_write_without_the_right(scene: Scene) -> None:
 
 @program("roce")
 def a_read_without_the_right(scene: Scene) -> None:
-    """A region that is open for writes alone."""
+    """A read of a region that is open only for writes."""
     first, second = scene.pair()
     memory = with_rights(scene, second, "LW")
     scene.read(first.qp, 1, [first.memory.at()], memory.to())
@@ -76,7 +76,7 @@ def a_read_without_the_right(scene: Scene) -> None:
 
 @program("roce")
 def an_atomic_without_the_right(scene: Scene) -> None:
-    """A region that is open for all but atomics."""
+    """An atomic on a region that is open for everything else."""
     first, second = scene.pair()
     memory = with_rights(scene, second, "LWR")
     scene.send(
@@ -112,7 +112,7 @@ def an_atomic_of_another_length(scene: Scene) -> None:
 
 @program("roce")
 def a_queue_pair_without_the_right(scene: Scene) -> None:
-    """What the queue pair does not allow, its memory cannot."""
+    """A queue pair that does not allow writes, whatever its memory allows."""
     first, second = scene.pair(Path(), Path(access="LR"))
     scene.write(first.qp, 1, [first.memory.at()], second.memory.to())
     outcome(scene, first, second)
@@ -120,7 +120,7 @@ def a_queue_pair_without_the_right(scene: Scene) -> None:
 
 @program("roce")
 def a_queue_pair_that_is_not_to_be_read(scene: Scene) -> None:
-    """The same for reads."""
+    """A queue pair that does not allow reads."""
     first, second = scene.pair(Path(), Path(access="LW"))
     scene.read(first.qp, 1, [first.memory.at()], second.memory.to())
     outcome(scene, first, second)
@@ -128,7 +128,7 @@ def a_queue_pair_that_is_not_to_be_read(scene: Scene) -> None:
 
 @program("roce")
 def a_queue_pair_without_atomics(scene: Scene) -> None:
-    """The same for atomics."""
+    """A queue pair that does not allow atomics."""
     first, second = scene.pair(Path(), Path(access="LWR"))
     scene.send(
         first.qp, 1, [first.memory.at(0, 8)], opcode=lib.IBV_WR_ATOMIC_CMP_AND_SWP,
@@ -139,7 +139,7 @@ def a_queue_pair_without_atomics(scene: Scene) -> None:
 
 @program("roce")
 def a_region_that_is_gone(scene: Scene) -> None:
-    """A region that was deregistered."""
+    """An access to a region that was deregistered."""
     first, second = scene.pair()
     with muted():
         memory = scene.memory(pd=second.pd)
@@ -164,7 +164,7 @@ def a_region_of_another_domain(scene: Scene) -> None:
 
 @program("roce")
 def a_refusal_in_the_middle(scene: Scene) -> None:
-    """What was posted before a refused write arrives, what behind it is flushed."""
+    """What was posted before a refused write arrives; what was posted after it is flushed."""
     first, second = scene.pair()
     scene.recv(second.qp, (1, [second.memory.at()]), (2, [second.memory.at()]))
     scene.post(

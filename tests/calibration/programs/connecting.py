@@ -27,7 +27,7 @@ UDP = lib.RDMA_PS_UDP
 
 
 class Meeting:
-    """A listener, and a client that knows the way to it."""
+    """A listener, and a client that has a route to it."""
 
     def __init__(self, scene: Scene, path: Path = USUAL, space: int = lib.RDMA_PS_TCP) -> None:
         self.scene, self.path = scene, path
@@ -101,7 +101,7 @@ def from_beginning_to_end(scene: Scene) -> None:
 
 @program()
 def data_of_each_step(scene: Scene) -> None:
-    """Words travel with the request and with the answer."""
+    """Private data travel with the request and with the answer."""
     meeting = Meeting(scene)
     meeting.ask(b"a request")
     meeting.hear()
@@ -112,7 +112,7 @@ def data_of_each_step(scene: Scene) -> None:
 
 @program()
 def the_most_data_of_a_request(scene: Scene) -> None:
-    """How long the words of a request may be: 56 bytes on InfiniBand and RoCE."""
+    """How long the private data of a request may be: 56 bytes on InfiniBand and RoCE."""
     for length in (56, 57, 255):
         meeting = Meeting(scene)
         meeting.ask(b"x" * length)
@@ -121,7 +121,7 @@ def the_most_data_of_a_request(scene: Scene) -> None:
 
 @program()
 def the_most_data_of_an_answer(scene: Scene) -> None:
-    """How long the words of an answer may be: 196 bytes on InfiniBand and RoCE."""
+    """How long the private data of an answer may be: 196 bytes on InfiniBand and RoCE."""
     for length in (196, 197):
         meeting = Meeting(scene)
         with muted():
@@ -133,7 +133,7 @@ def the_most_data_of_an_answer(scene: Scene) -> None:
 
 @program()
 def a_refusal(scene: Scene) -> None:
-    """A program refuses, with words."""
+    """A program refuses, with private data."""
     meeting = Meeting(scene)
     meeting.ask()
     taken = meeting.server.next().id
@@ -145,7 +145,7 @@ def a_refusal(scene: Scene) -> None:
 
 @program()
 def the_most_data_of_a_refusal(scene: Scene) -> None:
-    """How long the words of a refusal may be: 148 bytes on InfiniBand and RoCE."""
+    """How long the private data of a refusal may be: 148 bytes on InfiniBand and RoCE."""
     for length in (148, 149):
         meeting = Meeting(scene)
         with muted():
@@ -178,7 +178,7 @@ def a_request_that_is_dropped(scene: Scene) -> None:
 
 @program()
 def a_listener_that_goes(scene: Scene) -> None:
-    """A listener that is destroyed takes the requests with it that it has not told of."""
+    """The requests that a listener has not reported end when it is destroyed."""
     meeting = Meeting(scene)
     meeting.ask()
     meeting.server.has_event()
@@ -188,7 +188,7 @@ def a_listener_that_goes(scene: Scene) -> None:
 
 @program()
 def a_listener_that_goes_later(scene: Scene) -> None:
-    """A request that was told of survives its listener."""
+    """A request that was reported survives its listener."""
     meeting = Meeting(scene)
     meeting.ask()
     meeting.hear()
@@ -200,7 +200,7 @@ def a_listener_that_goes_later(scene: Scene) -> None:
 
 @program()
 def the_client_ends_it(scene: Scene) -> None:
-    """Both sides hear of an end that the client asked for; receives are flushed."""
+    """Both sides are told when the client ends the connection; receives are flushed."""
     meeting = Meeting(scene)
     first, second = meeting.connect()
     scene.recv(first.qp, (1, [first.memory.at()]))
@@ -217,7 +217,7 @@ def the_client_ends_it(scene: Scene) -> None:
 
 @program()
 def the_server_ends_it(scene: Scene) -> None:
-    """The same, from the server's side."""
+    """Both sides are told when the server ends the connection."""
     meeting = Meeting(scene)
     meeting.connect()
     lib.rdma_disconnect(meeting.taken)
@@ -229,7 +229,7 @@ def the_server_ends_it(scene: Scene) -> None:
 
 @program()
 def both_end_it(scene: Scene) -> None:
-    """Both sides ask for the end; each hears of it once."""
+    """Both sides end the connection; each is told once."""
     meeting = Meeting(scene)
     meeting.connect()
     lib.rdma_disconnect(meeting.out)
@@ -253,7 +253,7 @@ def after_the_end(scene: Scene) -> None:
 
 @program()
 def an_id_that_goes(scene: Scene) -> None:
-    """The peer hears of an id that is destroyed while it is connected."""
+    """The peer is told when an id is destroyed while it is connected."""
     meeting = Meeting(scene)
     meeting.connect()
     direct.rdma_destroy_qp(pointer(meeting.out))
@@ -263,7 +263,7 @@ def an_id_that_goes(scene: Scene) -> None:
 
 @program()
 def an_id_that_goes_while_it_connects(scene: Scene) -> None:
-    """The server hears nothing before it accepts, and of the end then."""
+    """The server is told nothing before it accepts, and then of the end."""
     meeting = Meeting(scene)
     meeting.ask()
     meeting.hear()
@@ -277,7 +277,7 @@ def an_id_that_goes_while_it_connects(scene: Scene) -> None:
 
 @program()
 def what_is_sent_before_the_end(scene: Scene) -> None:
-    """A message that has completed is there, though the connection has ended."""
+    """A message that has completed is there, although the connection has ended."""
     meeting = Meeting(scene)
     first, second = meeting.connect()
     scene.recv(second.qp, (1, [second.memory.at()]))
@@ -332,7 +332,7 @@ def bound_twice(scene: Scene) -> None:
 
 @program()
 def addresses_that_are_none(scene: Scene) -> None:
-    """An address that the machine has not, and a family that nobody knows."""
+    """An address that the machine does not have, and an unknown family."""
     agent = Agent(scene)
     lib.rdma_bind_addr(agent.id(), address("10.99.99.99"))
     strange = ffi.new("struct sockaddr_in *")
@@ -352,7 +352,7 @@ def a_port_that_is_taken(scene: Scene) -> None:
 
 @program()
 def a_port_in_another_space(scene: Scene) -> None:
-    """Spaces of ports know nothing of one another."""
+    """Port spaces are independent."""
     agent = Agent(scene)
     _, port = agent.listener()
     lib.rdma_bind_addr(agent.id(UDP), address(port=port))
@@ -369,7 +369,7 @@ def a_port_that_is_free_again(scene: Scene) -> None:
 
 @program()
 def shared_ports(scene: Scene) -> None:
-    """REUSEADDR lets ids share a port that do not listen."""
+    """REUSEADDR lets ids that do not listen share a port."""
     agent = Agent(scene)
     yes = ffi.new("int *", 1)
     ids = [agent.id(), agent.id()]
@@ -384,7 +384,7 @@ def shared_ports(scene: Scene) -> None:
 
 @program()
 def options(scene: Scene) -> None:
-    """Options with a wrong length, or that nobody knows."""
+    """Options with a wrong length, and unknown options."""
     agent = Agent(scene)
     id = agent.id()
     box = ffi.new("int *", 1)
@@ -400,7 +400,7 @@ def options(scene: Scene) -> None:
 
 @program()
 def an_address_that_nobody_has(scene: Scene) -> None:
-    """An address that no route leads to, or nobody answers for."""
+    """An address that no route leads to, or that nobody answers for."""
     agent = Agent(scene)
     id = agent.id()
     lib.rdma_resolve_addr(id, ffi.NULL, address("10.80.0.99", 7000), 500)
@@ -496,7 +496,7 @@ def proposed_attributes(scene: Scene) -> None:
 
 @program()
 def depths(scene: Scene) -> None:
-    """The depths of both sides travel, turned around."""
+    """Each side is told the depths of the other, swapped."""
     meeting = Meeting(scene, Path(rd=3, dest_rd=2))
     meeting.ask(responder_resources=2, initiator_depth=3)
     meeting.hear()
@@ -507,7 +507,7 @@ def depths(scene: Scene) -> None:
 
 @program()
 def depths_that_are_too_much(scene: Scene) -> None:
-    """Depths that the adapter has not."""
+    """Depths beyond those of the adapter."""
     meeting = Meeting(scene)
     meeting.ask(responder_resources=200, initiator_depth=200)
     meeting.server.next(0.5)
@@ -526,7 +526,7 @@ def depths_by_default(scene: Scene) -> None:
 
 @program()
 def told_of_a_message(scene: Scene) -> None:
-    """rdma_notify() tells that a message was there before the confirmation."""
+    """rdma_notify() reports that a message came before the confirmation."""
     meeting = Meeting(scene)
     meeting.connect()
     lib.rdma_notify(meeting.taken, lib.IBV_EVENT_COMM_EST)
@@ -613,7 +613,7 @@ def a_service_that_is_not_there(scene: Scene) -> None:
 
 @program("roce")
 def the_most_data_for_a_service(scene: Scene) -> None:
-    """How long the words to a service may be, and back."""
+    """How long the private data to a service, and of its answer, may be."""
     for length in (180, 181):
         meeting = Meeting(scene, space=UDP)
         meeting.ask(b"x" * length)
@@ -629,7 +629,7 @@ def the_most_data_for_a_service(scene: Scene) -> None:
 
 @program("roce")
 def a_member_by_the_manager(scene: Scene) -> None:
-    """To join a group by the connection manager, and to leave it."""
+    """Joining a group by the connection manager, and leaving it."""
     agent = Agent(scene)
     id = agent.id(UDP)
     lib.rdma_bind_addr(id, address())
@@ -647,7 +647,7 @@ def a_member_by_the_manager(scene: Scene) -> None:
 
 @program("roce")
 def a_datagram_to_a_group(scene: Scene) -> None:
-    """Members that the connection manager has joined hear a group, the sender as well."""
+    """Members that joined by the connection manager get datagrams, the sender as well."""
     agent = Agent(scene)
     attr = ffi.new("struct rdma_cm_join_mc_attr_ex *")
     attr.comp_mask = lib.RDMA_CM_JOIN_MC_ATTR_ADDRESS | lib.RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS
@@ -677,7 +677,7 @@ def a_datagram_to_a_group(scene: Scene) -> None:
 
 @program("iwarp")
 def iwarp_has_no_datagrams(scene: Scene) -> None:
-    """The space of ports for datagrams, on iWARP."""
+    """The port space for datagrams, on iWARP."""
     agent = Agent(scene)
     id = agent.id(UDP)
     lib.rdma_bind_addr(id, address())

@@ -51,7 +51,7 @@ def mail(
 
 @program("roce")
 def a_datagram(scene: Scene) -> None:
-    """A datagram arrives behind 40 bytes for a header, which says where it comes from."""
+    """A datagram arrives after 40 bytes for a header, which says where it comes from."""
     first, second = office(scene), office(scene)
     first.memory.put(b"a datagram")
     scene.recv(second.qp, (1, [second.memory.at(0, 100)]))
@@ -96,7 +96,7 @@ def an_inline_datagram(scene: Scene) -> None:
 
 @program("roce")
 def a_wrong_qkey(scene: Scene) -> None:
-    """A datagram with another Q_Key is dropped without a word."""
+    """A datagram with another Q_Key is silently dropped."""
     first, second = office(scene), office(scene)
     scene.recv(second.qp, (1, [second.memory.at(0, 100)]))
     way = ah(scene)
@@ -180,7 +180,7 @@ def datagrams_do_not_write(scene: Scene) -> None:
 
 @program("roce")
 def a_datagram_of_foreign_memory(scene: Scene) -> None:
-    """A local key that nobody has given; the send queue stops, the receives go on."""
+    """A datagram with an unknown local key stops the send queue; receives continue."""
     first, second = office(scene), office(scene)
     wr = scene.wr(1, [(first.memory.address, 16, 0x7654321)])
     wr.wr.ud.ah, wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey = ah(scene), second.qp.qp_num, QKEY
@@ -207,7 +207,7 @@ def datagrams_in_a_shared_queue(scene: Scene) -> None:
 
 @program("roce")
 def ways_that_are_none(scene: Scene) -> None:
-    """A port and an index of GIDs that are not there, and a way without a global part."""
+    """Address handles for a missing port or GID index, and without a global part."""
     for change in ("port", "index", "local"):
         attr = ffi.new("struct ibv_ah_attr *")
         scene.fill_av(attr)
@@ -223,7 +223,7 @@ def ways_that_are_none(scene: Scene) -> None:
 
 @program("roce")
 def a_way_keeps_its_domain(scene: Scene) -> None:
-    """A domain is not deallocated while a way is in it."""
+    """A domain is not deallocated while it has an address handle."""
     way = ah(scene)
     lib.ibv_dealloc_pd(scene.pd)
     lib.ibv_destroy_ah(way)
@@ -252,7 +252,7 @@ def the_way_back(scene: Scene) -> None:
 
 @program("roce")
 def a_queue_pair_that_hears_itself(scene: Scene) -> None:
-    """A datagram to the own queue pair."""
+    """A datagram to the sender's own queue pair."""
     first = office(scene)
     scene.recv(first.qp, (1, [first.memory.at(100, 100)]))
     mail(scene, first, 2, ah(scene), first.qp.qp_num)
@@ -279,7 +279,7 @@ def group(gid: bytes = GROUP) -> Any:
 
 @program("roce")
 def a_group(scene: Scene) -> None:
-    """Each member of a group gets a datagram to it, the sender as well, if it is one."""
+    """Each member of a group gets a datagram to it, the sender as well if it is a member."""
     first, second = office(scene), office(scene)
     for post in (first, second):
         lib.ibv_attach_mcast(post.qp, group(), 0)
@@ -309,7 +309,7 @@ def a_member_without_a_receive(scene: Scene) -> None:
 
 @program("roce")
 def membership_twice(scene: Scene) -> None:
-    """To join twice, and to leave what one is not in."""
+    """Joining twice, and leaving without having joined."""
     first = office(scene)
     lib.ibv_attach_mcast(first.qp, group(), 0)
     lib.ibv_attach_mcast(first.qp, group(), 0)

@@ -31,7 +31,7 @@ def rights_need_one_another(scene: Scene) -> None:
 
 @program()
 def rights_that_are_none(scene: Scene) -> None:
-    """Flags that nobody has defined."""
+    """Undefined flags."""
     memory = scene.bare()
     start = ffi.cast("void *", memory.address)
     lib.ibv_reg_mr(scene.pd, start, 4096, 1 << 19)
@@ -112,7 +112,7 @@ def a_message_that_invalidates_a_region(scene: Scene) -> None:
 
 @program("roce")
 def a_message_that_invalidates_nothing(scene: Scene) -> None:
-    """SEND_WITH_INV of a key that nobody has given."""
+    """SEND_WITH_INV of a key that was never given out."""
     first, second = scene.pair()
     scene.recv(second.qp, (1, [second.memory.at()]))
     scene.send(first.qp, 2, [first.memory.at()], opcode=lib.IBV_WR_SEND_WITH_INV, key=0x7654321)
@@ -167,7 +167,7 @@ def bind_2(
 
 @program()
 def windows_that_there_are(scene: Scene) -> None:
-    """Windows of type 1 and 2, and what is no type."""
+    """Windows of type 1 and 2, and of a type that does not exist."""
     for kind in (1, 2, 3):
         mw = lib.ibv_alloc_mw(scene.pd, kind)
         if mw:
@@ -176,7 +176,7 @@ def windows_that_there_are(scene: Scene) -> None:
 
 @program("roce")
 def a_window_of_type_1(scene: Scene) -> None:
-    """A window opens a part of a region, by a key of its own."""
+    """A window opens a part of a region, by its own key."""
     first, second = scene.pair()
     memory = bindable(scene, second)
     mw = lib.ibv_alloc_mw(second.pd, 1)
@@ -220,7 +220,7 @@ def bounds_of_a_window(scene: Scene) -> None:
 
 @program("roce")
 def rights_of_a_window(scene: Scene) -> None:
-    """A window for reads is not written."""
+    """A window for reads cannot be written."""
     first, second = scene.pair()
     memory = bindable(scene, second)
     mw = lib.ibv_alloc_mw(second.pd, 1)
@@ -268,7 +268,7 @@ def a_region_with_a_window(scene: Scene) -> None:
 
 @program("roce")
 def a_window_that_is_gone(scene: Scene) -> None:
-    """The key of a window that is no more."""
+    """The key of a window that no longer exists."""
     first, second = scene.pair()
     memory = bindable(scene, second)
     mw = lib.ibv_alloc_mw(second.pd, 1)
@@ -340,7 +340,7 @@ def a_window_of_type_2_twice(scene: Scene) -> None:
 
 @program("roce")
 def a_window_of_another_queue_pair(scene: Scene) -> None:
-    """A window of type 2 opens its memory to the queue pair alone that bound it."""
+    """A window of type 2 opens its memory only to the queue pair that bound it."""
     first, second = scene.pair(Path(), Path())
     third, fourth = scene.pair()
     memory = bindable(scene, second)

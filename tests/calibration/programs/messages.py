@@ -11,7 +11,7 @@ FENCE, SOLICITED = lib.IBV_SEND_FENCE, lib.IBV_SEND_SOLICITED
 
 @program()
 def a_message(scene: Scene) -> None:
-    """A message ends up in the receive that was posted, and both sides hear of it."""
+    """A message ends up in the receive that was posted, and completes on both sides."""
     first, second = scene.pair()
     first.memory.put(b"sixteen letters!")
     scene.recv(second.qp, (1, [second.memory.at()]))
@@ -166,7 +166,7 @@ def iwarp_without_immediate_data(scene: Scene) -> None:
 
 @program()
 def a_write(scene: Scene) -> None:
-    """A write arrives, and the peer hears nothing of it."""
+    """A write arrives, and the peer is not told."""
     first, second = scene.pair()
     first.memory.put(b"written")
     scene.write(first.qp, 1, [first.memory.at(0, 7)], second.memory.to(32))
@@ -264,7 +264,7 @@ def iwarp_without_atomics(scene: Scene) -> None:
 
 @program()
 def without_completion(scene: Scene) -> None:
-    """A request that asks for no completion has none; the next one that does, comes alone."""
+    """A request that asks for no completion has none; the next that asks completes alone."""
     first, second = scene.pair()
     scene.recv(second.qp, *((number, [second.memory.at()]) for number in (1, 2, 3)))
     scene.post(
@@ -313,7 +313,7 @@ def a_full_receive_queue(scene: Scene) -> None:
 
 @program()
 def a_list_with_a_fault(scene: Scene) -> None:
-    """Of a list with a bad request those before it are posted, and bad_wr tells which it is."""
+    """In a list with a bad request, those before it are posted, and bad_wr names it."""
     first, second = scene.pair(Path(sges=2))
     scene.recv(second.qp, (1, [second.memory.at()]), (2, [second.memory.at()]))
     scene.post(
@@ -329,7 +329,7 @@ def a_list_with_a_fault(scene: Scene) -> None:
 
 @program()
 def an_opcode_that_is_none(scene: Scene) -> None:
-    """A request with an opcode that nobody has defined."""
+    """A request with an undefined opcode."""
     first, _ = scene.pair()
     scene.send(first.qp, 1, [first.memory.at()], opcode=77)
     scene.rest(first.cq)

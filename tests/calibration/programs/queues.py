@@ -61,7 +61,7 @@ def not_armed(scene: Scene) -> None:
 
 @program()
 def polled_and_not_read(scene: Scene) -> None:
-    """An event stays though its completion is taken."""
+    """An event stays although its completion is taken."""
     first, second = scene.pair(channel=True)
     lib.ibv_req_notify_cq(second.cq, 0)
     a_completion(scene, first, second)
@@ -71,7 +71,7 @@ def polled_and_not_read(scene: Scene) -> None:
 
 @program()
 def solicited_only(scene: Scene) -> None:
-    """A queue that waits for solicited completions sleeps on at others."""
+    """A queue that is armed for solicited completions gives no event for others."""
     first, second = scene.pair(channel=True)
     lib.ibv_req_notify_cq(second.cq, 1)
     a_completion(scene, first, second)
@@ -96,7 +96,7 @@ def solicited_by_a_write(scene: Scene) -> None:
 
 @program()
 def a_failure_is_solicited(scene: Scene) -> None:
-    """A completion that failed wakes who waits for solicited ones."""
+    """A failed completion wakes a program that waits for solicited ones."""
     first, _ = scene.pair(channel=True)
     lib.ibv_req_notify_cq(first.cq, 1)
     scene.recv(first.qp, (1, [first.memory.at()]))
@@ -107,7 +107,7 @@ def a_failure_is_solicited(scene: Scene) -> None:
 
 @program()
 def a_send_is_not_solicited(scene: Scene) -> None:
-    """The completion of a send does not wake who waits for solicited ones."""
+    """The completion of a send does not wake a program that waits for solicited ones."""
     first, second = scene.pair(channel=True)
     lib.ibv_req_notify_cq(first.cq, 1)
     a_completion(scene, first, second, SOLICITED)
@@ -136,7 +136,7 @@ def armed_for_some_and_for_all(scene: Scene) -> None:
 
 @program()
 def no_channel(scene: Scene) -> None:
-    """A queue without a channel may be armed, in vain."""
+    """A queue without a channel may be armed, without effect."""
     first, second = scene.pair()
     lib.ibv_req_notify_cq(second.cq, 0)
     a_completion(scene, first, second)
@@ -279,7 +279,7 @@ def another_size_of_a_shared_queue(scene: Scene) -> None:
 
 @program()
 def the_last_of_a_shared_queue(scene: Scene) -> None:
-    """A queue pair in ERR takes no more of the shared queue, and tells so; nothing is flushed."""
+    """A queue pair in ERR takes no more from the shared queue, and says so; nothing is flushed."""
     _, second = scene.pair(srq=True)
     scene.recv(second.qp.srq, (1, [second.memory.at()]))
     scene.to_error(second.qp)
@@ -289,7 +289,7 @@ def the_last_of_a_shared_queue(scene: Scene) -> None:
 
 @program()
 def an_empty_shared_queue(scene: Scene) -> None:
-    """Without a receive in the shared queue the sender hears that the receiver is not ready."""
+    """Without a receive in the shared queue the sender is told that the receiver is not ready."""
     first, _ = scene.pair(Path(rnr_retry=0), srq=True)
     scene.send(first.qp, 1, [first.memory.at()])
     scene.wait(first.cq)
@@ -328,13 +328,13 @@ def two_queue_pairs_and_a_queue(scene: Scene) -> None:
 
 @program()
 def no_event_of_the_device(scene: Scene) -> None:
-    """A device at rest tells nothing."""
+    """An idle device reports nothing."""
     scene.async_event()
 
 
 @program()
 def a_device_that_is_closed(scene: Scene) -> None:
-    """A device is closed though nothing was destroyed, and can be opened again."""
+    """A device is closed although nothing was destroyed, and can be opened again."""
     context = lib.ibv_open_device(scene.device)
     pd = lib.ibv_alloc_pd(context)
     lib.ibv_dealloc_pd(pd)

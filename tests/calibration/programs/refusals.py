@@ -10,7 +10,7 @@ INIT, RTS, ERR, RESET = lib.IBV_QPS_INIT, lib.IBV_QPS_RTS, lib.IBV_QPS_ERR, lib.
 
 @program()
 def flushed_in_order(scene: Scene) -> None:
-    """In ERR the receives that wait are flushed in their order."""
+    """In ERR, waiting receives are flushed in order."""
     first, _ = scene.pair()
     scene.recv(first.qp, *((number, [first.memory.at()]) for number in (1, 2, 3)))
     scene.to_error(first.qp)
@@ -20,7 +20,7 @@ def flushed_in_order(scene: Scene) -> None:
 
 @program("roce")
 def sends_are_flushed_too(scene: Scene) -> None:
-    """In ERR the sends that did not leave are flushed in their order, signaled or not."""
+    """In ERR, sends that did not leave are flushed in order, signaled or not."""
     first, _ = scene.pair()
     scene.modify(first.qp, state=lib.IBV_QPS_SQD)
     scene.send(first.qp, 1, [first.memory.at()])
@@ -98,7 +98,7 @@ def longer_than_the_receive(scene: Scene) -> None:
 
 @program("roce")
 def longer_than_the_receive_in_packets(scene: Scene) -> None:
-    """The same, where the end of the message is what does not fit."""
+    """A message of several packets, whose end does not fit into its receive."""
     first, second = scene.pair()
     scene.recv(second.qp, (1, [second.memory.at(0, 3000)]))
     scene.send(first.qp, 3, [first.memory.at(0, 5000)])
@@ -108,7 +108,7 @@ def longer_than_the_receive_in_packets(scene: Scene) -> None:
 
 @program()
 def no_receive_and_no_retry(scene: Scene) -> None:
-    """Without a receive and without a retry the sender gives up, and the receiver goes on."""
+    """Without a receive and without retries the sender gives up; the receiver continues."""
     first, second = scene.pair(Path(rnr_retry=0))
     scene.send(first.qp, 1, [first.memory.at()])
     scene.wait(first.cq)
@@ -127,7 +127,7 @@ def no_receive_and_two_retries(scene: Scene) -> None:
 
 @program("roce")
 def no_receive_yet(scene: Scene) -> None:
-    """With seven retries the sender waits for a receive without an end."""
+    """With seven retries the sender waits for a receive for ever."""
     first, second = scene.pair()
     scene.send(first.qp, 1, [first.memory.at()])
     scene.rest(first.cq)
@@ -160,7 +160,7 @@ def no_receive_for_a_write(scene: Scene) -> None:
 
 @program("roce")
 def flushed_behind_a_failure(scene: Scene) -> None:
-    """The request that fails says why, those behind it are flushed."""
+    """The request that fails says why; those after it are flushed."""
     first, second = scene.pair(Path(rnr_retry=0))
     scene.recv(first.qp, (9, [first.memory.at()]))
     scene.post(
@@ -184,7 +184,7 @@ def nobody_answers(scene: Scene) -> None:
 
 @program("roce")
 def nobody_answers_in_init(scene: Scene) -> None:
-    """Nor does a peer in INIT."""
+    """A peer that is in INIT does not answer."""
     first, second = scene.pair(Path(retry=1))
     with muted():
         scene.modify(second.qp, state=RESET)
@@ -195,7 +195,7 @@ def nobody_answers_in_init(scene: Scene) -> None:
 
 @program("roce")
 def nobody_answers_in_error(scene: Scene) -> None:
-    """Nor does a peer in ERR."""
+    """A peer that is in ERR does not answer."""
     first, second = scene.pair(Path(retry=1))
     scene.to_error(second.qp)
     scene.send(first.qp, 1, [first.memory.at()])
@@ -239,7 +239,7 @@ def numbers_that_do_not_fit(scene: Scene) -> None:
 
 @program("roce")
 def another_peer(scene: Scene) -> None:
-    """A queue pair takes packets for it from whoever sends them: only numbers are compared."""
+    """A queue pair takes packets from any sender: only numbers are compared."""
     first, second = scene.pair(Path(retry=1))
     with muted():
         third = scene.qp(first.cq)
@@ -254,7 +254,7 @@ def another_peer(scene: Scene) -> None:
 
 @program()
 def a_send_of_foreign_memory(scene: Scene) -> None:
-    """A local key that nobody has given ends the queue pair, and nothing leaves."""
+    """A send with an unknown local key ends the queue pair, and nothing leaves."""
     first, second = scene.pair()
     scene.recv(second.qp, (1, [second.memory.at()]))
     scene.send(first.qp, 2, [(first.memory.address, 16, 0x7654321)])
@@ -265,7 +265,7 @@ def a_send_of_foreign_memory(scene: Scene) -> None:
 
 @program()
 def a_send_beyond_its_region(scene: Scene) -> None:
-    """Nor may a piece go beyond its region."""
+    """A send beyond its region ends the queue pair, and nothing leaves."""
     first, second = scene.pair()
     scene.recv(second.qp, (1, [second.memory.at()]))
     scene.send(first.qp, 2, [first.memory.at(8190, 16)])
@@ -275,7 +275,7 @@ def a_send_beyond_its_region(scene: Scene) -> None:
 
 @program()
 def a_send_of_another_domain(scene: Scene) -> None:
-    """Nor may it be of another domain."""
+    """A send of memory of another domain ends the queue pair, and nothing leaves."""
     first, _ = scene.pair()
     with muted():
         pd = lib.ibv_alloc_pd(first.qp.context)
@@ -286,7 +286,7 @@ def a_send_of_another_domain(scene: Scene) -> None:
 
 @program()
 def a_send_of_memory_that_is_gone(scene: Scene) -> None:
-    """Nor of a region that is deregistered."""
+    """A send of a deregistered region ends the queue pair, and nothing leaves."""
     first, _ = scene.pair()
     piece = first.memory.at()
     lib.ibv_dereg_mr(first.memory.mr)
@@ -296,7 +296,7 @@ def a_send_of_memory_that_is_gone(scene: Scene) -> None:
 
 @program()
 def a_receive_of_foreign_memory(scene: Scene) -> None:
-    """A receive with a key that nobody has given fails when a message comes, on both sides."""
+    """A receive with an unknown key fails when a message comes, on both sides."""
     first, second = scene.pair()
     scene.recv(second.qp, (1, [(second.memory.address, 16, 0x7654321)]))
     scene.send(first.qp, 2, [first.memory.at()])
@@ -319,7 +319,7 @@ def a_receive_without_the_right(scene: Scene) -> None:
 
 @program()
 def a_receive_beyond_its_region(scene: Scene) -> None:
-    """A receive that is longer than its region fails when a message comes so far."""
+    """A receive that is longer than its region fails when a message reaches that far."""
     first, second = scene.pair()
     scene.recv(second.qp, (1, [second.memory.at(8184, 100)]))
     scene.send(first.qp, 2, [first.memory.at(0, 50)])
@@ -339,7 +339,7 @@ def a_read_into_memory_without_the_right(scene: Scene) -> None:
 
 @program("roce")
 def an_unsignaled_failure(scene: Scene) -> None:
-    """A request that fails has a completion, though it asked for none."""
+    """A request that fails has a completion, although it asked for none."""
     first, _ = scene.pair()
     scene.send(first.qp, 1, [(first.memory.address, 16, 0x7654321)], flags=0)
     scene.wait(first.cq)

@@ -161,7 +161,7 @@ def values_out_of_range(scene: Scene) -> None:
 
 @program("roce")
 def error_and_back(scene: Scene) -> None:
-    """From each state there is a way to ERR and to RESET, and from ERR to RESET alone."""
+    """Each state leads to ERR and to RESET, and ERR only to RESET."""
     qp, _ = fresh(scene)
     scene.to_error(qp)
     scene.state(qp)
@@ -176,7 +176,7 @@ def error_and_back(scene: Scene) -> None:
 
 @program("roce")
 def rts_changes_some(scene: Scene) -> None:
-    """In RTS rights and the RNR timer may change, the rest not."""
+    """In RTS the rights and the RNR timer may change, and nothing else."""
     qp = ready(scene)
     scene.modify(qp, state=RTS, access="LR")
     scene.modify(qp, access="L")
@@ -189,7 +189,7 @@ def rts_changes_some(scene: Scene) -> None:
 
 @program("roce")
 def current_state_is_checked(scene: Scene) -> None:
-    """CUR_STATE that is not the state is refused."""
+    """A CUR_STATE that is not the current state is refused."""
     qp = ready(scene)
     scene.modify(qp, state=RTS, cur=RTS, access="L")
     scene.modify(qp, state=RTS, cur=INIT, access="L")
@@ -232,7 +232,7 @@ def drained_sends_nothing(scene: Scene) -> None:
 
 @program("roce")
 def mask_without_meaning(scene: Scene) -> None:
-    """Bits of the mask that nobody has defined."""
+    """Undefined bits of the mask."""
     qp = ready(scene)
     scene.modify(qp, extra_mask=1 << 26, state=RTS)
     scene.modify(qp, extra_mask=lib.IBV_QP_RATE_LIMIT, state=RTS)
@@ -241,7 +241,7 @@ def mask_without_meaning(scene: Scene) -> None:
 
 @program("roce")
 def datagram_states(scene: Scene) -> None:
-    """A queue pair for datagrams needs a Q_Key in INIT, and nothing else later but a PSN."""
+    """A queue pair for datagrams needs a Q_Key in INIT, and later only a PSN."""
     with muted():
         qp = scene.qp(scene.cq(), type=lib.IBV_QPT_UD)
     scene.modify(qp, state=INIT, pkey_index=0, port=1)
@@ -257,7 +257,7 @@ def datagram_states(scene: Scene) -> None:
 
 @program("roce")
 def iwarp_has_none_of_this(scene: Scene) -> None:
-    """The address of a peer that nobody has: RTR takes it."""
+    """RTR accepts a peer's address that nobody has."""
     qp, _ = fresh(scene)
     scene.to_init(qp)
     scene.modify(
@@ -269,7 +269,7 @@ def iwarp_has_none_of_this(scene: Scene) -> None:
 
 @program("iwarp")
 def iwarp_states(scene: Scene) -> None:
-    """iWARP knows RTR and RTS of the connection manager alone."""
+    """On iWARP only the connection manager moves to RTR and RTS."""
     qp, _ = fresh(scene)
     scene.state(qp)
     scene.to_init(qp)
@@ -326,7 +326,7 @@ def what_a_queue_pair_gets(scene: Scene) -> None:
 
 @program()
 def kinds_of_queue_pairs(scene: Scene) -> None:
-    """Kinds that the adapter has not are refused."""
+    """Kinds that the adapter does not have are refused."""
     with muted():
         cq = scene.cq()
     for kind in (lib.IBV_QPT_RC, lib.IBV_QPT_UD, lib.IBV_QPT_RAW_PACKET, 77):
@@ -335,7 +335,7 @@ def kinds_of_queue_pairs(scene: Scene) -> None:
 
 @program()
 def limits_of_a_completion_queue(scene: Scene) -> None:
-    """No entries, more than the adapter has, and a vector that is not there."""
+    """No entries, more than the adapter has, and a vector that does not exist."""
     attr = ffi.new("struct ibv_device_attr *")
     lib.ibv_query_device(scene.context, attr)
     for cqe in (0, -1, attr.max_cqe + 1):
@@ -371,7 +371,7 @@ def what_is_in_use_stays(scene: Scene) -> None:
 
 @program()
 def what_the_adapter_says(scene: Scene) -> None:
-    """The limits that an adapter tells."""
+    """The limits that an adapter reports."""
     attr = ffi.new("struct ibv_device_attr *")
     lib.ibv_query_device(scene.context, attr)
     note(f"firmware {ffi.string(attr.fw_ver).decode()!r}")
@@ -390,7 +390,7 @@ def what_the_adapter_says(scene: Scene) -> None:
 
 @program()
 def what_the_port_says(scene: Scene) -> None:
-    """The state and the limits that a port tells."""
+    """The state and the limits that a port reports."""
     port = ffi.new("struct ibv_port_attr *")
     note(f"query {lib.ibv_query_port(scene.context, 1, port)}")
     for name in (
