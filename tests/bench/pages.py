@@ -1,4 +1,4 @@
-"""The tables that stand in the pages of docs/, made of what was measured.
+"""The tables in the pages of docs/, made from what was measured.
 
 A page has pairs of markers; `PAGES` names them, and what makes the text between.  A figure that was
 not measured is a dash.
@@ -245,10 +245,10 @@ def waits(measured: Measured, _: Sequence[Outcome]) -> str:
 
 _FLOORS = {
     "pump": "the same exchange in C with epoll, and no event for a send",
-    "reader": "a function in C that the loop calls, and that answers: no line of Python",
-    "callback": "one C call in a reader callback, that answers",
-    "resume": "a task that such a function in C resumes, as here; it calls C twice",
-    "wakeup": "a task that a reader callback resumes, which calls C once",
+    "reader": "a C function that the loop calls, and that answers: no line of Python",
+    "callback": "a reader callback in Python that answers with one C call",
+    "resume": "a task that a C function resumes, as here, and that calls C twice",
+    "wakeup": "a task that a Python callback resumes, and that calls C once",
     "future": "the same with a future",
 }
 

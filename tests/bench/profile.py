@@ -6,13 +6,13 @@
     --top N                                   so many functions of each [15]
 
 All programs run in one guest whose clock counts instructions, as in `make bench`, and a plugin of
-QEMU's counts each instruction by its address (instructions.c) between the moments where a figure
-begins and ends (marks.c).  What is not counted is nothing: for the same window the clock of the
-guest says how much there was, and the table says how much of it the sum explains.
+QEMU counts each instruction by its address (instructions.c) from where a figure begins to where it
+ends (marks.c).  Nothing is missed: the guest's clock says how many instructions there were, and the
+table says how much of that the sum explains.
 
-Both ends of a program, and the kernel between them, are one count: there is one CPU.  The marks
-themselves cost one instruction; the functions that stand before those of a program in C some ten a
-call.
+Because there is one CPU, both ends of a program, and the kernel between them, are counted together.
+A mark costs one instruction; the functions that stand before those of a program in C cost some ten
+a call.
 """
 
 from __future__ import annotations

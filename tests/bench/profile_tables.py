@@ -64,7 +64,7 @@ def layer_rows(profiles: Sequence[Profile]) -> list[Row]:
     rows = _rows(profiles, [by_layer(profile) for profile in profiles], LAYERS, number)
     rows.append(("**together**", *(number(p.instructions / p.row.number) for p in profiles)))
     rows.append(("counted time, us", *(f"{p.ns / p.row.number / 1000:,.1f}" for p in profiles)))
-    rows.append(("of it in the instructions", *(f"{p.closure:.3%}" for p in profiles)))
+    rows.append(("of that, counted instructions", *(f"{p.closure:.3%}" for p in profiles)))
     return rows
 
 
