@@ -1,14 +1,15 @@
 #!/bin/sh
-# A client of a full listener is told nothing for 102 seconds, and then that the host is unreachable.
+# A client of a full listener gets no answer for 102 seconds, and then hears that the host is
+# unreachable.
 #
-# Expected: as with TCP, a connection beyond the backlog waits, and is established as soon as the server
-#     accepts one; or it is refused at once.
-# Happens:  the kernel of the server throws the request away and says nothing.  The client's kernel
-#     repeats it, and gives up after 102 s: RDMA_CM_EVENT_UNREACHABLE, status -110 (ETIMEDOUT), the
-#     same as for a host that is switched off.
-# Versions: Linux 6.1.192 (rdma_cm), librdmacm 44.0, on Soft-RoCE.  The backlog of this script is 2.
-# Whom:     servers that fetch requests one by one, when many clients come at once: some clients hang
-#     for a minute and a half, and then look for a fault of the network.
+# Expected: as with TCP, a connection beyond the backlog waits, and is established as soon as the
+#     server accepts one; or it is refused at once.
+# Happens:  the server's kernel silently drops the request.  The client's kernel repeats it, and
+#     gives up after 102 s with RDMA_CM_EVENT_UNREACHABLE, status -110 (ETIMEDOUT), as for a host
+#     that is switched off.
+# Versions: Linux 6.1.192 (rdma_cm), librdmacm 44.0, on Soft-RoCE.  This script's backlog is 2.
+# Affects:  servers that accept requests one by one, when many clients come at once: some clients
+#     hang for a minute and a half, and then their users look for a network fault.
 . "$(dirname "$0")/lib.sh"
 
 # shellcheck disable=SC2086

@@ -1,14 +1,15 @@
 #!/bin/sh
-# At the limit of the rdma cgroup librdmacm says that there is no such device.
+# At the limit of the rdma cgroup librdmacm reports that there is no such device.
 #
-# Expected: a container at its limit of RDMA handles gets one errno that says so, in verbs and in the
-#     connection manager; and a program that has opened the device needs no further handle.
-# Happens:  ibv_open_device beyond `rdma.max` fails with EAGAIN.  rdma_bind_addr fails with ENODEV, the
-#     same as for an address that no adapter has: librdmacm opens the device once more for itself,
-#     and does not tell why that failed.  So a limit of one handle is too little for a program that
+# Expected: a container at its limit of RDMA handles gets the same clear errno from verbs and from
+#     the connection manager; and a program that has opened the device needs no further handle.
+# Happens:  ibv_open_device beyond `rdma.max` fails with EAGAIN.  rdma_bind_addr fails with ENODEV,
+#     as for an address that no adapter has: librdmacm opens the device once more for itself, and
+#     does not report why that failed.  So a limit of one handle is too little for a program that
 #     opens one device.
 # Versions: Linux 6.1.192, librdmacm 44.0.
-# Whom:     containers with rdma.max set: "No such device", while ibv_devices and `rdma link` show it.
+# Affects:  containers with rdma.max set: "No such device", while ibv_devices and `rdma link` show
+#     the device.
 . "$(dirname "$0")/lib.sh"
 
 # shellcheck disable=SC2086

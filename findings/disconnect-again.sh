@@ -1,13 +1,13 @@
 #!/bin/sh
-# rdma_disconnect succeeds on a connection that has ended, again and again, at both ends.
+# rdma_disconnect succeeds again and again, at both ends, on a connection that has ended.
 #
-# Expected: as shutdown(2) or a second close, a call on what is over fails (ENOTCONN, EINVAL), so that
-#     a program can tell who ended the connection, and finds its double clean-up.
-# Happens:  the client's second call returns 0, and so do both of the server's after it was told
-#     DISCONNECTED.  No further DISCONNECTED comes of them.
+# Expected: like shutdown(2) or a second close, a call on a connection that is over fails (ENOTCONN,
+#     EINVAL), so a program can tell who ended the connection, and notices its double clean-up.
+# Happens:  the client's second call returns 0, and so do both of the server's after its
+#     DISCONNECTED event.  They cause no further DISCONNECTED.
 # Versions: Linux 6.1.192 (rdma_cm), librdmacm 44.0, on Soft-RoCE.
-# Whom:     programs that wait for the DISCONNECTED event "because rdma_disconnect returned 0": after
-#     the first it never comes.
+# Affects:  programs that wait for the DISCONNECTED event "because rdma_disconnect returned 0":
+#     after the first it never comes.
 . "$(dirname "$0")/lib.sh"
 
 # shellcheck disable=SC2086

@@ -1,11 +1,11 @@
 #!/bin/sh
-# rping ends with 0 when its server was killed, long before the pings that it was asked for.
+# rping exits with 0 although its server was killed, long before all pings were done.
 #
-# Expected: `rping -c -C 100000` ends with 0 if it has done the pings, and with an error if the server
-#     dies on the way.
-# Happens:  it prints what happened, and ends with 0.
+# Expected: `rping -c -C 100000` exits with 0 if it has done the pings, and with an error if the
+#     server dies before that.
+# Happens:  it prints what happened, and exits with 0.
 # Versions: rdmacm-utils 44.0, on Soft-RoCE of Linux 6.1.192.
-# Whom:     health checks and tests of fail-over that call rping and look at its status.
+# Affects:  health checks and failover tests that call rping and look at its status.
 . "$(dirname "$0")/lib.sh"
 
 # shellcheck disable=SC2086

@@ -1,15 +1,15 @@
-# Sourced by each script of this folder: packages of Debian 12, unpacked in a temporary folder, and
-# a guest of their kernel.  Needs: Debian or Ubuntu on x86-64, apt-get, dpkg-deb, a C compiler,
-# qemu-system-x86_64 and the archive's keyring.  Needs no rights, and leaves nothing behind; where
-# $FINDINGS_KEEP names a folder, what was unpacked is kept there for the next run.
+# Sourced by each script of this folder: unpacks packages of Debian 12 in a temporary folder, and runs
+# a guest with their kernel.  Needs Debian or Ubuntu on x86-64, apt-get, dpkg-deb, a C compiler,
+# qemu-system-x86_64 and the archive's keyring, but no privileges.  Leaves nothing behind, unless
+# $FINDINGS_KEEP names a folder: what was unpacked is then kept there for the next run.
 #
 # A script calls, in this order:
 #
 #   packages NAME=VERSION ...   unpack these, and all that they depend on; $GUEST is what a guest needs
 #   compile NAME                compile NAME.c of its here-document into the guest's /bin
 #   guest SECONDS               run its here-document in the guest; what that prints is in $seen
-#   wheels NAME==VERSION ...    in place of these: install packages of PyPI, with pip, in the folder
-#   python                      run its here-document by Python with them; $seen as of a guest
+#   wheels NAME==VERSION ...    instead of these: install packages of PyPI, with pip, in the folder
+#   python                      run its here-document by Python with them; $seen as with a guest
 #   expect TEXT REGEX           fail if no line of $seen matches
 #   as_described                say so, and end with 0
 
@@ -18,10 +18,10 @@ export LC_ALL=C
 
 KERNEL=linux-image-6.1.0-56-amd64=6.1.192-2
 RDMA=44.0-2
-# What a guest needs, and a program in C.
+# What a guest, and a program in C, needs.
 GUEST="$KERNEL busybox-static kmod iproute2 rdmacm-utils=$RDMA ibverbs-providers=$RDMA
     librdmacm-dev=$RDMA libibverbs-dev=$RDMA libc6-dev"
-# As this machine's own apt has it.
+# The mirror of this machine's own apt.
 MIRROR=${FINDINGS_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Origin: Debian' 'Component: main' |
     sed -n 's,/debian/*$,,p' | head -n 1)}
 
@@ -43,7 +43,7 @@ needs() {
     done
 }
 
-# What a guest needs of a kernel.
+# The parts of a kernel that a guest needs.
 modules="./boot/vmlinuz* */modules.* */kernel/drivers/infiniband/* */kernel/drivers/virtio/*
     */kernel/drivers/net/dummy.ko */kernel/drivers/net/veth.ko */kernel/fs/9p/* */kernel/fs/netfs/*
     */kernel/fs/fscache/* */kernel/fs/configfs/* */kernel/net/* */kernel/lib/* */kernel/crypto/* */kernel/arch/x86/crypto/*"
@@ -62,7 +62,7 @@ packages() {
     keys=/usr/share/keyrings/debian-archive-keyring.gpg
     [ -e $keys ] || unable "$keys is missing: install debian-archive-keyring"
     mkdir -p "$tmp/apt/lists/partial" "$tmp/apt/archives/partial" "$root"
-    # Nothing is installed there, so that all that is needed is fetched.
+    # Nothing is installed there, so everything that is needed is fetched.
     : >"$tmp/apt/status"
     cat >"$tmp/apt/sources.list" <<END
 deb [signed-by=$keys] $MIRROR/debian bookworm main
@@ -80,7 +80,7 @@ END
     for package in "$tmp"/apt/archives/*.deb; do
         only=
         case $(basename "$package") in
-            # Of these nothing is used: they come with the scripts that install others.
+            # These are not used: they come with the scripts that install others.
             adduser_* | debconf_* | dpkg_* | gpgv_* | initramfs-* | klibc-* | linux-base_* | passwd_* | \
                 perl* | libperl* | systemd* | udev_* | usrmerge_*) continue ;;
             linux-image-*) only=$modules ;;
@@ -155,7 +155,7 @@ echo $? >/status
 sync
 poweroff -f
 END
-    # The first system has what mounts the root.
+    # The initial file system has what mounts the root.
     mkdir -p "$tmp/first/lib/modules/$release"
     cp "$root/bin/busybox" "$tmp/first/bin/"
     (cd "$root/lib/modules/$release" && cp modules.* "$tmp/first/lib/modules/$release/" &&
@@ -191,7 +191,7 @@ show() {
     sed 's/^/    /' "$seen"
 }
 
-# expect WHAT REGEX: a line of what was seen has to match.
+# expect WHAT REGEX: a line of what was seen must match.
 expect() {
     if grep -Eq -- "$2" "$seen"; then
         echo "as described: $1"

@@ -1,15 +1,15 @@
 #!/bin/sh
 # An id that is bound to 127.0.0.1 takes its port from every address of the machine.
 #
-# Expected: as with sockets, 127.0.0.1:7471 and 10.80.0.1:7471 are two places; who finds one taken is
-#     told EADDRINUSE.
-# Happens:  rdma_cm takes a loopback address for a wildcard.  With 127.0.0.1:7471 bound, rdma_bind_addr
-#     of 10.80.0.1:7471 fails, and not with EADDRINUSE: it is EADDRNOTAVAIL, the errno of an address
-#     that this machine has not.  So it is after 0.0.0.0, too, while the same address twice is
-#     EADDRINUSE.
-# Versions: Linux 6.1.192 (rdma_cm), librdmacm 44.0; for any adapter.
-# Whom:     who runs a second instance for tests on 127.0.0.1 beside the service: one of the two does
-#     not start, and its log names an address that is plainly there.
+# Expected: as with sockets, 127.0.0.1:7471 and 10.80.0.1:7471 are independent, and binding to one
+#     that is taken fails with EADDRINUSE.
+# Happens:  rdma_cm treats a loopback address as a wildcard.  With 127.0.0.1:7471 bound,
+#     rdma_bind_addr of 10.80.0.1:7471 fails, and not with EADDRINUSE but with EADDRNOTAVAIL, the
+#     errno of an address that this machine does not have.  The same happens after 0.0.0.0, while
+#     binding to the same address twice is EADDRINUSE.
+# Versions: Linux 6.1.192 (rdma_cm), librdmacm 44.0; with any adapter.
+# Affects:  those who run a second instance for tests on 127.0.0.1 beside the service: one of the
+#     two does not start, and its log names an address that the machine plainly has.
 . "$(dirname "$0")/lib.sh"
 
 # shellcheck disable=SC2086

@@ -1,14 +1,15 @@
 #!/bin/sh
-# Memory that is registered twice counts twice against RLIMIT_MEMLOCK; mlock(2) has another account.
+# Memory that is registered twice counts twice against RLIMIT_MEMLOCK; mlock(2) counts separately.
 #
 # Expected: the limit is about locked memory.  4 MiB that are registered three times lock 4 MiB, and
-#     what mlock has locked and what an adapter has pinned share one account.
-# Happens:  each registration of the same bytes is counted in full, in VmPin, up to more than the
-#     process has in memory (VmRSS); 12 bytes over the edge of a page count 8 KiB.  What mlock has
-#     locked is not in it, but in VmLck.
-# Versions: Linux 6.1.192, ibv_reg_mr of rdma-core 44.0.  The count is the kernel's, for any adapter.
-# Whom:     who registers a buffer for each connection, or in each library (a protection domain of
-#     its own), and sizes `ulimit -l` by the memory of the program: ibv_reg_mr fails with ENOMEM.
+#     what mlock has locked and what an adapter has pinned are counted together.
+# Happens:  each registration of the same bytes counts in full, in VmPin, even beyond what the
+#     process has in memory (VmRSS); 12 bytes across two pages count 8 KiB.  What mlock has locked
+#     counts not there, but in VmLck.
+# Versions: Linux 6.1.192, ibv_reg_mr of rdma-core 44.0.  The kernel counts, with any adapter.
+# Affects:  those who register a buffer for each connection, or in each library (each has its own
+#     protection domain), and size `ulimit -l` by the program's memory: ibv_reg_mr fails with
+#     ENOMEM.
 . "$(dirname "$0")/lib.sh"
 
 # shellcheck disable=SC2086

@@ -1,13 +1,13 @@
 #!/bin/sh
-# librspreload leaves a socket on TCP, without a word, if it is made with SOCK_CLOEXEC.
+# librspreload silently leaves a socket on TCP if it is made with SOCK_CLOEXEC.
 #
-# Expected: LD_PRELOAD=librspreload.so has the TCP sockets of a program go over RDMA, or says that it
-#     cannot; SOCK_CLOEXEC is of no concern to that.
+# Expected: LD_PRELOAD=librspreload.so moves the TCP sockets of a program to RDMA, or says that it
+#     cannot; SOCK_CLOEXEC makes no difference.
 # Happens:  socket(AF_INET, SOCK_STREAM, 0) becomes an rsocket.  With SOCK_STREAM | SOCK_CLOEXEC it
-#     stays a socket of the kernel's TCP: everything works, slower, and nothing is reported.
+#     stays a socket of the kernel's TCP: everything works, but slower, and nothing is reported.
 # Versions: librdmacm1 44.0 (librspreload.so).
-# Whom:     programs written in the last ten years: Python, Go, Rust and systemd make all sockets so.
-#     "It runs over RDMA" is then a TCP measurement.  Look at `rdma resource show cm_id` and `ss`.
+# Affects:  programs written in the last ten years: Python, Go, Rust and systemd make all sockets in
+#     this way.  "It runs over RDMA" then measures TCP.  `rdma resource show cm_id` and `ss` tell.
 . "$(dirname "$0")/lib.sh"
 
 # shellcheck disable=SC2086

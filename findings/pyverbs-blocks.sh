@@ -1,15 +1,15 @@
 #!/bin/sh
 # While one thread waits in pyverbs' get_cq_event, no other thread of the program runs.
 #
-# Expected: a call that waits for an event lets the other threads run, as os.read, select and every
-#     socket do: so a thread for completions beside the program is the way without an event loop.
+# Expected: a call that waits for an event lets the other threads run, like os.read, select and
+#     every socket, so a program without an event loop can wait for completions in a thread.
 # Happens:  CompChannel.get_cq_event calls ibv_get_cq_event with the interpreter lock held.  Until
-#     the adapter has an event nothing else of Python runs, timers and signal handlers included.  A
+#     the adapter has an event no other Python code runs, timers and signal handlers included.  A
 #     signal's default action still ends the process.
 # Versions: python3-pyverbs 44.0.
-# Whom:     programs that put pyverbs into a thread (asyncio.to_thread, ThreadPoolExecutor): the loop
-#     stops, and with it what would have made the event.  Poll the queue instead, or wait in a
-#     process of its own.
+# Affects:  programs that use pyverbs in a thread (asyncio.to_thread, ThreadPoolExecutor): the loop
+#     stops, and with it whatever would have caused the event.  Poll the queue instead, or wait in a
+#     separate process.
 . "$(dirname "$0")/lib.sh"
 
 # shellcheck disable=SC2086

@@ -1,12 +1,12 @@
 #!/bin/sh
-# An error of pyverbs has the errno, and is no OSError: `except OSError` and `.errno` miss it.
+# An error of pyverbs has an errno but is no OSError: `except OSError` and `.errno` miss it.
 #
 # Expected: a failed system call is an OSError with `.errno`, as everywhere in Python, so that
 #     `except OSError as e: if e.errno == errno.ENOMEM` finds a low RLIMIT_MEMLOCK.
-# Happens:  PyverbsRDMAError derives from Exception alone, and has `.error_code`; `e.errno` is an
-#     AttributeError of its own, in the handler.
+# Happens:  PyverbsRDMAError derives from Exception alone, and has `.error_code`; in the handler,
+#     `e.errno` raises an AttributeError.
 # Versions: python3-pyverbs 44.0.
-# Whom:     programs in Python that treat errors of verbs as errors of the system.
+# Affects:  Python programs that treat errors of verbs as errors of the system.
 . "$(dirname "$0")/lib.sh"
 
 # shellcheck disable=SC2086

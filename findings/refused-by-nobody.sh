@@ -1,14 +1,14 @@
 #!/bin/sh
-# "The program refused" (reason 28), where no program listens on the address.
+# "The program refused" (reason 28), although no program listens on the address.
 #
-# Expected: rdma_cm tells a client that no program listens (reason 8, invalid service id) from a
-#     program that has said no by rdma_reject (reason 28, consumer reject).
+# Expected: a client can tell from rdma_cm whether no program listens (reason 8, invalid service id)
+#     or a program has refused by rdma_reject (reason 28, consumer reject).
 # Happens:  if a program listens on the same port of *another* address of the device, the client of
-#     this address gets 28, as if the program had looked at its request and refused.  No program
-#     has seen it.
+#     this address gets 28, as if the program had looked at its request and refused.  No program has
+#     seen it.
 # Versions: Linux 6.1.192 (rdma_cm) on Soft-RoCE, librdmacm 44.0.
-# Whom:     clients that do not retry on a refusal (it is final, as a wrong token is) and retry where
-#     nobody listens yet: a server with several addresses that starts them one by one.
+# Affects:  clients that treat a refusal as final, like a wrong token, and retry if nobody listens
+#     yet, with a server that starts to listen on its addresses one by one.
 . "$(dirname "$0")/lib.sh"
 
 # shellcheck disable=SC2086

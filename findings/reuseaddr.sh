@@ -1,14 +1,14 @@
 #!/bin/sh
 # With RDMA_OPTION_ID_REUSEADDR two servers bind to one port, and then neither can listen.
 #
-# Expected: as SO_REUSEADDR of TCP, the option lets a server start while ids of the last one linger,
-#     and whoever listens first has the port.
+# Expected: like SO_REUSEADDR of TCP, the option lets a server start while ids of the last one
+#     linger, and whoever listens first has the port.
 # Happens:  rdma_bind_addr of the second id succeeds, and from then on rdma_listen of *both* fails
-#     with EADDRINUSE: an id can listen only while it is alone on its address and port.  Closing
-#     the other id heals it at once.
-# Versions: Linux 6.1.192 (rdma_cm), librdmacm 44.0; for any adapter.
-# Whom:     servers that set the option by habit: a second start does not fail by itself, it keeps
-#     the first from listening.
+#     with EADDRINUSE: an id can listen only while it is alone on its address and port.  Once the
+#     other id is closed, it can listen at once.
+# Versions: Linux 6.1.192 (rdma_cm), librdmacm 44.0; with any adapter.
+# Affects:  servers that set the option by habit: a second start not only fails, but keeps the first
+#     from listening.
 . "$(dirname "$0")/lib.sh"
 
 # shellcheck disable=SC2086

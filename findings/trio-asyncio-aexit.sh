@@ -1,17 +1,17 @@
 #!/bin/sh
-# trio-asyncio leaves out the __aexit__ of a block that is canceled.
+# trio-asyncio skips the __aexit__ of a block that is canceled.
 #
-# Expected: `async with aio_as_trio(resource)` is `async with resource` of asyncio, to be used in a
-#     task of trio: whatever ends the block, __aexit__ runs, at least up to its first wait, as in
-#     asyncio and in trio.
-# Happens:  if the block is left because its cancel scope is canceled, no line of __aexit__ runs, and
-#     of a generator under asynccontextmanager no line of its `finally`.  What __aexit__ closes
-#     without waiting stays open.  aio_as_trio runs it as a task of asyncio, and cancels that task
-#     before its first step.  After an exception, and at the end of the block, it runs.
+# Expected: `async with aio_as_trio(resource)` is asyncio's `async with resource`, for use in a task
+#     of trio: however the block ends, __aexit__ runs, at least up to its first wait, as in asyncio
+#     and in trio.
+# Happens:  if the block ends because its cancel scope is canceled, no line of __aexit__ runs, nor
+#     of the `finally` of a generator under asynccontextmanager.  What __aexit__ closes without
+#     waiting stays open.  aio_as_trio runs it as a task of asyncio, and cancels that task before
+#     its first step.  After an exception, and at the end of the block, it runs.
 # Versions: trio-asyncio 0.16.0, trio 0.35.0.
-# Whom:     programs of trio that use sockets, sessions or connections of asyncio.  Write what uses
+# Affects:  programs of trio that use sockets, sessions or connections of asyncio.  Write what uses
 #     them as one function of asyncio, with the `async with` in it, and call that by aio_as_trio: it
-#     is canceled as any task of asyncio, in the middle of its block.
+#     is canceled like any task of asyncio, in the middle of its block.
 . "$(dirname "$0")/lib.sh"
 
 wheels trio-asyncio==0.16.0 trio==0.35.0

@@ -1,13 +1,13 @@
 #!/bin/sh
-# A capture of RoCEv2 in which a byte was changed looks sound to tshark.
+# A RoCEv2 capture in which a byte was changed looks sound to tshark.
 #
 # Expected: as for TCP, UDP and IPv4, Wireshark compares the checksum of a RoCE packet, or can be
-#     asked to: then `tshark -z expert`, or a filter, finds the packet that was damaged.
-# Happens:  the "Invariant CRC" (ICRC) is printed and never compared.  The wrong one is neither
-#     marked nor an expert item, and no preference of the protocol turns a check on.
+#     told to: then `tshark -z expert`, or a filter, finds the damaged packet.
+# Happens:  the "Invariant CRC" (ICRC) is printed but never compared.  A wrong one is neither marked
+#     nor an expert item, and no preference of the protocol turns a check on.
 # Versions: tshark 4.0.17 of Debian 12.
-# Whom:     who looks for damage between two adapters (a switch, a tunnel, an offload that rewrites
-#     the UDP checksum as 0): the capture tells nothing.  Compute the ICRC.
+# Affects:  those who look for damage between two adapters (a switch, a tunnel, an offload that
+#     rewrites the UDP checksum as 0): the capture does not show it.  Compute the ICRC.
 . "$(dirname "$0")/lib.sh"
 
 needs python3
