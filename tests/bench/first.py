@@ -8,9 +8,10 @@ user and system, in seconds; and by how much that of aiordma is more, in each ro
 Both have their bytecode, as the programs of an installed package do, whatever the environment says:
 a round before the first one compiles it, and is not counted.
 
-The counted clock has the ratio.  Its seconds are none of a real processor, so that the seconds are
-those of a User-Mode Linux, which `make bench` starts if the machine is idle: to such a guest,
-the time in which its processor does other work is its own.
+The counted clock has the ratio.  Its seconds are none of a real processor, so the seconds are those
+of this machine, if it is idle, over the fabric.  They lack what the kernel and the adapter take,
+which the ratio has.  A User-Mode Linux would have these, but there a system call or a page takes
+many times what it takes elsewhere.
 """
 
 from __future__ import annotations

@@ -216,9 +216,9 @@ def _first() -> list[Goal]:
             "processor time up to the first connection, uvloop", "TCP",
             ("first", "RDMA s"), ("first", "TCP s"), 3.0, guarded=True,
         ),
-        # Of an idle machine's own clock: a goal in seconds is one of a real processor.
+        # By an idle machine's own clock: a goal in seconds is one of a real processor.
         Goal(
-            "the same, in seconds of this machine, less that of TCP", "",
+            "the same over the fabric, by this machine's clock, more than TCP", "",
             ("first, not counted", "more s"), None, 0.1,
         ),
     ]  # fmt: skip

@@ -61,7 +61,8 @@ class Job:
         rounds: How often it runs.
         endless: The server goes on when its client has ended.
         device: The software adapter of the guest: "rxe", or "siw".
-        counted: Whether the guest's clock counts instructions, and is not that of this machine.
+        counted: Whether it runs in a guest whose clock counts instructions, or over the fabric, by
+            the clock of this machine.
     """
 
     name: str

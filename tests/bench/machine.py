@@ -4,7 +4,8 @@ Every step's output goes to a file as soon as it is there, so that a bench that 
 looked at, and reported again without running it.  A step that does not end within `STALL_S` of
 real time has failed; the rest goes on in a new guest.
 
-A job that is not counted has the clock of this machine, and is left out if others use it.
+A job that is not counted runs over the fabric, by the clock of this machine, and is left out if
+others use it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ STALL_S = 300.0
 BOOTS = 3
 #: The machine is idle if no more than this part of its processors is used, for so many seconds.
 IDLE_PART, IDLE_S = 0.1, 2.0
+#: Where the fabric has its device, for what is not counted.
+LOOPBACK = "127.0.0.1"
 _LIBRARY = ("-shared", "-fPIC", "-fvisibility=hidden")
 #: What is made of each file in C, and with what beside the flags that all have.
 _PROGRAMS: Mapping[str, Sequence[str]] = {
@@ -117,7 +120,7 @@ def guest_lines(
     *,
     counted: bool = True,
 ) -> Iterator[dict[str, Any]]:
-    """Boot a guest, run the plan there, and yield what it tells.
+    """Boot a guest, or make a fabric, run the plan there, and yield what it tells.
 
     Args:
         plan: What the guest is to do.
@@ -125,24 +128,29 @@ def guest_lines(
         program: What does it: a module of this package.
         qemu: More words for QEMU.
         device: The software adapter of the guest.
-        counted: Whether its clock counts instructions, and is not that of this machine.
+        counted: Whether it is a guest, whose clock counts instructions.
     """
-    engine = ("qemu", "--counted") if counted else ("uml",)
-    softroce = (sys.executable, "-m", "aiordma_softroce", "--engine", *engine)
+    if counted:
+        there = ("aiordma_softroce", "--engine", "qemu", "--counted", "--device", device)
+        there += "--timeout", "7200"
+    else:
+        there = ("aiordma_fabric", f"--addresses={LOOPBACK}")
     inside = (sys.executable, "-m", f"tests.bench.{program}", str(plan))
-    command = (*softroce, "--device", device, "--timeout", "7200", "--", *inside)
+    command = (sys.executable, "-m", *there, "--", *inside)
     environment = {**os.environ, MORE: f"{os.environ.get(MORE, '')} {qemu}"}
+    if not counted:
+        environment["AIORDMA_SOFTROCE_ADDR"] = LOOPBACK
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
-        there = b""
+        rest = b""
         try:
             while select.select([process.stdout], [], [], stall_s)[0]:
                 chunk = os.read(process.stdout.fileno(), 1 << 16)
                 if not chunk:
                     return
-                *lines, there = (there + chunk).split(b"\n")
+                *lines, rest = (rest + chunk).split(b"\n")
                 for text in lines:
                     line = text.decode(errors="replace").rstrip("\r")
                     if line.startswith(MARK):

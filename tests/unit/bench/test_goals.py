@@ -348,7 +348,7 @@ def test_what_is_not_counted_is_measured_on_an_idle_machine_alone(
     capsys: pytest.CaptureFixture[str],
     busy: bool,
 ) -> None:
-    """In a guest of its own, whose versions are not those of the figures that are counted."""
+    """By itself, and its versions are not those of the figures that are counted."""
     started = []
 
     def guest_lines(plan: Path, stall_s: float, **how: Any) -> Iterator[dict[str, Any]]:
