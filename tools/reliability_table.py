@@ -44,34 +44,33 @@ What a program sees when the network, the peer, the adapter or the machine fails
 
 ## In short
 
-- **Every call ends.** It has its result, raises an error of [](errors.md), or is canceled, within
-  the bounds of [](timeouts.md), whatever the peer does.
-- **The network loses, doubles, delays, reorders or damages packets:** nothing but delay, as the
-  adapter repeats. If it has repeated in vain for about two seconds (`ack_timeout`),
-  who sends gets `ConnectionLostError`. Who is idle hears of it by the keepalive: after
-  `idle_timeout_s` for messages and requests, 30 seconds by default; a stream after `keepalive_s`
-  and those retries.
+- **Every call ends.** It returns its result, raises an error of [](errors.md), or is canceled,
+  within the bounds of [](timeouts.md), whatever the peer does.
+- **The network loses, duplicates, delays, reorders or damages packets:** nothing but delay, as the
+  adapter sends again. If that is in vain for about two seconds (`ack_timeout`), a side that sends
+  gets `ConnectionLostError`. An idle side notices by the keepalive: after `idle_timeout_s` for
+  messages and requests, 30 seconds by default; a stream after `keepalive_s` and those retries.
 - **The peer's process ends:** `ConnectionLostError` at once, after the data that had arrived. If
-  it stands still, its adapter goes on to acknowledge: messages and requests end with
-  `ConnectionLostError` after `idle_timeout_s`, and a send that it does not take after
-  `stall_timeout_s`, if you set it. If its machine has no power: as with a dead network.
-- **An end is never taken for a good one.** A stream or a sequence of messages ends in good order
+  it hangs, its adapter still acknowledges: messages and requests end with `ConnectionLostError`
+  after `idle_timeout_s`, and a send that it does not take after `stall_timeout_s`, if you set it.
+  If its machine loses power: as with a dead network.
+- **A loss is never taken for a good end.** A stream or a sequence of messages ends in good order
   only if the peer has said so; otherwise there is an error.
 - **A connect** ends within its `timeout`, ten seconds by default, **a close** within
   `close_timeout_s`.
 - **The adapter fails or is taken away:** `DeviceRemovedError` from everything that waits, at once.
-- **Memory, descriptors or places are short:** the call that needs them raises; connections that
-  are there go on, and a listener serves again as soon as there are some.
+- **Memory, descriptors or places are short:** the call that needs them raises; open connections
+  go on, and a listener serves again as soon as there are some.
 - **A peer that breaks the rules** ends its own connection and no other, and reaches no memory that
   it was not given.
 - **An event of the adapter gets lost:** a second of delay.
 
-[](faults.md) has the means to try most of this with a program of your own.
+[](faults.md) shows how to try most of this with a program of your own.
 
 ## The matrix
 
-Tests bring each fault about, and show that what stands beside it holds
-([which](contributing/reliability.md)).
+[Tests](contributing/reliability.md) cause each fault, and show that a program sees what stands
+beside it.
 
 """
 
