@@ -667,7 +667,7 @@ class _Attempts:
 
     Args:
         idempotent: Whether the server may get it twice.
-        limit_s: Seconds for which servers that stop may refuse it, from the first time on.
+        limit_s: Seconds for which servers that stop may refuse it, from the first refusal on.
 
     Attributes:
         lost: How often it was sent, and a server may have had it or the connection broke.
@@ -982,7 +982,7 @@ class Pool(Uncopied):
             answer: Message | int = await asking
         except (ConnectionLostError, RequestError) as exc:
             core.release(member, broken=isinstance(exc, ConnectionLostError))
-            attempts = _Attempts(idempotent, self._settings.timeout)
+            attempts = _Attempts(idempotent, self._patience(timeout))
             if core.closing or not attempts.may_repeat(exc, core.time()):
                 raise
         except BaseException:
@@ -1015,7 +1015,7 @@ class Pool(Uncopied):
         if lost is None or attempts is None:
             core.requests += 1
             member = core.share()
-            attempts = _Attempts(idempotent, self._settings.timeout)
+            attempts = _Attempts(idempotent, self._patience(timeout))
         else:
             member = await self._share_again(core, lost, attempts, end)
         while True:
@@ -1057,10 +1057,12 @@ class Pool(Uncopied):
         if type(buf) is not bytes:
             with bytes_of("a request", buf):
                 pass  # a wrong argument needs no connection to be told
-        wait_s = self._settings.timeout
-        if end is not None:
-            wait_s = min(wait_s, max(0.0, end - core.time()))
+        wait_s = self._settings.timeout if end is None else max(0.0, end - core.time())
         return await core.acquire(wait_s, lend=False)
+
+    def _patience(self, timeout: float | EllipsisType | None) -> float:
+        """Seconds for which servers that stop may refuse a request; its own limit ends it, too."""
+        return self._settings.timeout if timeout is None or timeout is ... else math.inf
 
     @property
     def stats(self) -> PoolStats:

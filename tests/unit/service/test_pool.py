@@ -387,6 +387,24 @@ async def test_a_connection_of_a_server_that_is_stopping_gets_no_user(
     await nothing_left(server)
 
 
+@pytest.mark.parametrize("down", [False, True])
+async def test_a_request_may_outlast_the_time_out_of_its_pool(
+    new_server: Serve, down: bool
+) -> None:
+    """While no server is there, and while the one that is there refuses."""
+    server = new_server()
+    server.up = not down
+    server.stopping = set() if down else {("server", 7)}
+    async with new_pool(timeout=0.02, max_pause=0.02) as pool:
+        asking = asyncio.create_task(pool.request(b"?", timeout=LIMIT_S))
+        begun = asyncio.get_running_loop().time()
+        await until(lambda: asking.done() or server.attempts[-1:] > [begun + 0.1])
+        server.up = True
+        server.stopping.clear()
+        assert await asking == b"?"
+    await nothing_left(server)
+
+
 async def test_refusals_of_servers_that_are_stopping_have_an_end(new_server: Serve) -> None:
     server = new_server()
     server.stopping.add(("server", 7))
