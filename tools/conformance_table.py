@@ -23,13 +23,13 @@ _HEAD = """\
 # asyncio's own tests, over RDMA
 
 CPython tests asyncio with `test.test_asyncio`. Those of its tests that make connections run over
-`RdmaTransport` too, as they are: their loop is asyncio's own, except that its `create_connection`
-and `create_server` are those of aiordma, and that addresses of this host are that of the RDMA
-device. Where the other end of a test is a blocking socket, in a thread or in `http.server`, a relay
-in a thread of its own carries the bytes, the ends of stream and the aborts between that socket and
-an RDMA connection.
+`RdmaTransport`, too, unchanged: their loop is asyncio's own, except that its `create_connection`
+and `create_server` are those of aiordma, and that addresses of this host are replaced by that of
+the RDMA device. Where the other end of a test is a blocking socket, in a thread or in
+`http.server`, a relay in a thread of its own carries bytes, ends of streams and aborts between
+that socket and an RDMA connection.
 
-This page is written by `tools/conformance_table.py`, out of `tests/conformance/table.py` and the
+This page is written by `tools/conformance_table.py`, from `tests/conformance/table.py` and the
 report of the stage `conformance`. A test that neither runs nor has a reason here makes that stage
 fail.
 
