@@ -25,14 +25,14 @@ STAGES = {"Soft-RoCE": "seeds-rxe", "Software iWARP": "seeds-siw"}
 _HEAD = """\
 # jVerbs, row by row
 
-The documents of jVerbs make these statements; [](jverbs.md) says what is called what. Each is
-proved by tests that are named after it and run on a real device, by
-`python -m aiordma_softroce -- python -m pytest tests/seeds`. Where software iWARP answers
-in another way, the test asserts that answer, and the reason is given. A number in brackets counts
-the cases of a test.
+The documents of jVerbs make these statements; [](jverbs.md) has the names on both sides. Each
+statement is proved by tests that are named after it and run on Soft-RoCE and on software iWARP, by
+`python -m aiordma_softroce -- python -m pytest tests/seeds`. Where software iWARP answers in
+another way, the test asserts that answer, and the reason is given. A number in brackets counts the
+cases of a test.
 
-This page is written by `tools/jverbs_table.py`, out of `tests/seeds/rows.py` and the reports of
-the stages `seeds-rxe` and `seeds-siw`.
+This page is written by `tools/jverbs_table.py`, from `tests/seeds/rows.py` and the reports of the
+stages `seeds-rxe` and `seeds-siw`.
 """
 
 
