@@ -236,20 +236,20 @@ def test_g08_what_another_user_has_planted_is_not_run(
     entry = _obtain()
     path = {"folder": folder, "entry": entry, "linux": entry / "linux"}[place]
     _give_away(path, monkeypatch)
-    _refused(f"belongs to the user with the number {os.geteuid() + 4321}")
+    _refused(f"belongs to another user, of ID {os.geteuid() + 4321}")
 
 
 def test_g08_a_file_that_has_changed_is_not_run(folder: Path) -> None:
     entry = _obtain()
     (entry / "linux").write_text("evil")
-    _refused("not what it was")
+    _refused("has changed since it was made")
     (entry / "linux").write_text("made")
     assert _obtain() == entry
     (entry / "more").write_text("more")
-    _refused("not what it was")
+    _refused("has changed since it was made")
     (entry / "more").unlink()
     (entry / "more").symlink_to("/bin/sh")
-    _refused("not what it was")
+    _refused("has changed since it was made")
 
 
 def test_g08_an_entry_from_before_gets_its_hashes(folder: Path) -> None:
@@ -257,7 +257,7 @@ def test_g08_an_entry_from_before_gets_its_hashes(folder: Path) -> None:
     (entry / ".sha256").unlink()
     assert _obtain() == entry
     (entry / "linux").write_text("evil")
-    _refused("not what it was")
+    _refused("has changed since it was made")
 
 
 @pytest.fixture
@@ -335,7 +335,7 @@ def test_g08_what_another_user_may_replace_is_not_run(
     _obtain()
     path = deep.parents[level]
     _give_away(path, monkeypatch)
-    _refused(f"{path} belongs to the user with the number {os.geteuid() + 4321}")
+    _refused(f"{path} belongs to another user, of ID {os.geteuid() + 4321}")
 
 
 def test_g08_the_default_folder_is_made_private_and_becomes_so(

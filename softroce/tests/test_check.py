@@ -189,20 +189,20 @@ def test_options_are_checked_too(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("count", [65530, uml.MAPPINGS_WANTED])
-def test_few_pieces_of_memory_are_told_and_are_no_fault(
+def test_few_memory_mappings_are_told_and_are_no_fault(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     limit = tmp_path / "max_map_count"
     limit.write_text(f"{count}\n")
     monkeypatch.setattr(uml, "MAPPINGS", limit)
     cli.main(["--check", "--engine", "uml"])
-    text = _lines(capfd)["ok pieces of memory"]
+    text = _lines(capfd)["ok memory mappings"]
     assert text.startswith(f"{count} for a process")
     assert ("uses more than 255 MB" in text and uml.MAPPINGS_REMEDY in text) == (count == 65530)
 
 
 @pytest.mark.parametrize(("before", "after"), [(65530, 1_048_576), (2_000_000, 2_000_000)])
-def test_pieces_of_memory_are_raised_and_never_lowered(
+def test_memory_mappings_are_raised_and_never_lowered(
     before: int, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = tmp_path / "max_map_count"
@@ -214,7 +214,7 @@ def test_pieces_of_memory_are_raised_and_never_lowered(
 
 @pytest.mark.uml
 @pytest.mark.parametrize("asked", [True, False])
-def test_pieces_of_memory_are_raised_if_that_is_asked_for(
+def test_memory_mappings_are_raised_if_that_is_asked_for(
     asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = tmp_path / "max_map_count"
@@ -225,7 +225,7 @@ def test_pieces_of_memory_are_raised_if_that_is_asked_for(
     assert int(limit.read_text()) == (uml.MAPPINGS_WANTED if asked else 65530)
 
 
-def test_pieces_of_memory_that_may_not_be_raised(
+def test_memory_mappings_that_may_not_be_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uml, "MAPPINGS", tmp_path / "absent")

@@ -1,4 +1,4 @@
-"""Run any command where a real RDMA device is, on a machine that has none.
+"""Run any command with an RDMA device, on a machine that has none.
 
 The command line is ``python -m aiordma_softroce [options] -- COMMAND...``, or ``softroce``; from
 Python it is `run`. Needs nothing but the standard library, and installs or builds the rest on first

@@ -94,8 +94,8 @@ def find() -> Bundle | None:
     for kernel in found.kernels().values():
         if not os.access(kernel, os.X_OK):
             raise InfrastructureError(
-                f"{kernel} may not be run: a file system that is mounted noexec is no place for "
-                "it; install aiordma-softroce on another"
+                f"{kernel} may not be run, because its file system is mounted noexec: install "
+                "aiordma-softroce on another"
             )
     if ":" in str(FOLDER):
         raise InfrastructureError(

@@ -197,15 +197,15 @@ def _require_private_folder(folder: Path) -> None:
     for path in sorted(above - {folder}):
         found = path.lstat()
         if found.st_uid not in (0, os.geteuid()):
-            why = f"belongs to the user with the number {found.st_uid}"
+            why = f"belongs to another user, of ID {found.st_uid}"
         elif _others_may_replace(found):
             mode = f"{stat.S_IMODE(found.st_mode):04o}"
             why = f"may be written to by others (its mode is {mode}, without the sticky bit)"
         else:
             continue
         raise InfrastructureError(
-            f"{path} {why}, who could replace {folder}, from where kernels are run: take that "
-            "right away, or set AIORDMA_SOFTROCE_CACHE to a folder of your own"
+            f"{path} {why}, who could replace {folder}, from where kernels are run: change "
+            "that, or set AIORDMA_SOFTROCE_CACHE to a folder of your own"
         )
 
 
@@ -237,7 +237,7 @@ def _require_private(path: Path) -> None:
     """
     found = path.lstat()
     if found.st_uid not in (0, os.geteuid()):
-        why = f"belongs to the user with the number {found.st_uid}"
+        why = f"belongs to another user, of ID {found.st_uid}"
     elif found.st_mode & 0o022 and not stat.S_ISLNK(found.st_mode):
         why = f"may be written to by others (its mode is {stat.S_IMODE(found.st_mode):04o})"
     else:
@@ -265,7 +265,7 @@ def _verify(entry: Path) -> None:
         return
     if hashes.read_text() != _hashes_of(entry):
         raise InfrastructureError(
-            f"{entry} is not what it was when it was made: remove it, and it is made again"
+            f"{entry} has changed since it was made: remove it, and it is made again"
         )
 
 

@@ -112,14 +112,14 @@ def _mappings() -> Finding:
     """Never missing: a guest runs, and only its large processes are in danger."""
     count = uml.mappings()
     if count is None:
-        return Finding("pieces of memory", "their limit is not known")
+        return Finding("memory mappings", "their limit is not known")
     text = f"{count} for a process"
     if count < uml.MAPPINGS_WANTED:
         text += (
             f"; one that uses more than {count >> 8} MB in the guest may be killed, unless that is "
             f"raised: {uml.MAPPINGS_REMEDY}"
         )
-    return Finding("pieces of memory", text)
+    return Finding("memory mappings", text)
 
 
 def _bundle(bundled: bundle.Bundle, linux: Path | None) -> Iterator[Finding]:
@@ -293,8 +293,8 @@ def _ptrace() -> Finding:
     code = os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else 0
     return Finding(
         "ptrace",
-        f"a process may not trace its child ({os.strerror(code) if code else 'no answer'}): take "
-        "that limit away (kernel.yama.ptrace_scope below 3; in a container seccomp and "
+        f"a process may not trace its child ({os.strerror(code) if code else 'no answer'}): lift "
+        "that limit (kernel.yama.ptrace_scope below 3; in a container seccomp and "
         "--cap-add=SYS_PTRACE)",
         good=False,
     )

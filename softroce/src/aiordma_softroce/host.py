@@ -1,4 +1,4 @@
-"""The ``host`` engine: the RDMA device that this machine has, or a software one for the time."""
+"""The ``host`` engine: the RDMA device that this machine has, or a software one for the run."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _software_device() -> Iterator[None]:
     if os.geteuid() != 0:
         raise InfrastructureError(
             "--engine host --device rxe has to load a module and make a device: run it as root, or "
-            "use --engine uml, which needs no rights"
+            "use --engine uml, which needs no privileges"
         )
     _must(["modprobe", "rdma_rxe"], "the kernel has no rdma_rxe; use --engine uml")
     _must(

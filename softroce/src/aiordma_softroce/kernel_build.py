@@ -122,7 +122,7 @@ def kernel(
         # One message lists everything that a user without root has to install.
         purpose = "the uml engine"
         if wheel:
-            purpose = f"a build of Linux {name}, as the wheel has {', '.join(wheel)} alone,"
+            purpose = f"a build of Linux {name}, as the wheel has only {', '.join(wheel)},"
         log = cache.log_file("packages")
         packages.ensure(absent, purpose, log, verbose=verbose, install=install)
     for tool in () if wheel else TOOLS:

@@ -45,7 +45,7 @@ def get(shop: Workshop, name: str | None, *, verbose: bool = False) -> tuple[Pat
         verbose: show what the tools say.
 
     Raises:
-        InfrastructureError: it cannot be had.
+        InfrastructureError: it is not available.
     """
     apt: tuple[str, ...] = ()
     if name is None:
@@ -62,7 +62,7 @@ def get(shop: Workshop, name: str | None, *, verbose: bool = False) -> tuple[Pat
 
 
 def get_exactly(shop: Workshop, name: str, version: str, *, verbose: bool = False) -> Path | None:
-    """Return the archive of `get` in this version of its package; None if it is not to be had."""
+    """Return the archive of `get` in this version of its package; None if there is none."""
     package = package_of(name)
     try:
         target, _ = _unpacked(shop, f"{package}={version}", verbose)
@@ -112,7 +112,7 @@ def _find(shop: Workshop, name: str, verbose: bool) -> tuple[str, ...]:
     known = {*packages.numbers(PATTERN), *packages.numbers(PATTERN, apt)}
     names = ", ".join(".".join(map(str, found)) for found in sorted(known))
     raise InfrastructureError(
-        f"no source of Linux {name} is to be had: neither the packages of this system nor Debian's "
+        f"no source of Linux {name} is available: neither the packages of this system nor Debian's "
         f"other releases have {package}; they have {names or 'none'}"
     )
 

@@ -80,7 +80,7 @@ def _build(shop: cache.Workshop, image: Path, verbose: bool, install: bool) -> s
     tools.say(f"building {_WHAT}, once; the log is {shop.log}")
     headers = _headers(image)
     advice = (
-        f"{_WHAT} needs the package {headers}, which is not to be had (any more): remove {image}, "
+        f"{_WHAT} needs the package {headers}, which is not available (any more): remove {image}, "
         "and the next run fetches the newest kernel; or use --engine uml"
     )
     packages.require_apt()

@@ -57,7 +57,7 @@ def check_kernel(name: str, source: str) -> str:
         source: the option or the variable that has it, for messages.
 
     Raises:
-        UsageError: it is no name, or that of a kernel without what a guest needs.
+        UsageError: it is no name, or the kernel lacks what a guest needs.
     """
     if _KERNEL.fullmatch(name) is None:
         raise UsageError(f"{source} {name!r}: expected two numbers, such as 6.12")
@@ -75,9 +75,9 @@ class Options:
         engine: one of `ENGINES`; ``auto`` takes the machine's own RDMA device if it has one, and
             ``uml`` otherwise.
         device: the software adapter, ``rxe`` (RoCE v2) or ``siw`` (iWARP). None is ``rxe`` for the
-            engines that make a device, and whatever there is for ``host``.
-        kernel: the series of the guest's kernel, such as ``6.1`` (uml); None is that which
-            AIORDMA_SOFTROCE_KERNEL names, and without that the engine's choice.
+            engines that make a device, and any device for ``host``.
+        kernel: the series of the guest's kernel, such as ``6.1`` (uml); None is the one that
+            AIORDMA_SOFTROCE_KERNEL names, or else the engine's choice.
         hosts: 1 is one device with one address; 2 is a pair of virtual network cards with a device
             on each, so that packets cross a wire on which they can be lost.
         virtual_time: time passes in the guest only while everything in it sleeps (uml).
@@ -87,12 +87,12 @@ class Options:
         mtu: of the network cards, in bytes; None is `DEFAULT_MTU`.
         memory: of the guest, in bytes; None leaves the choice to the engine.
         cpus: of the guest; None leaves the choice to the engine.
-        timeout: in seconds of real time, after which everything is killed.
+        timeout: seconds of real time after which everything is killed.
         interactive: the command reads the runner's standard input. Otherwise its own is empty.
         tty: the command has a terminal, of the size of the runner's; with `interactive`, standard
-            input has to be one, and each key goes to the command. Standard error is part of it,
+            input has to be one, and each key goes to the command. Standard error goes to it, too,
             unless the runner's goes elsewhere.
-        install: install packages that are missing, as root, and raise ``vm.max_map_count``.
+        install: as root, install missing packages, and raise ``vm.max_map_count``.
         verbose: show the log of the guest's kernel and of a build.
     """
 

@@ -162,7 +162,7 @@ def newest(pattern: str, least: tuple[int, ...], log: Path) -> str:
     if not found or max(found)[0] < least:
         wanted = ".".join(map(str, least))
         raise InfrastructureError(
-            f"no package {pattern} of version {wanted} or later is to be had: check the sources of "
+            f"no package {pattern} of version {wanted} or later is available: check the sources of "
             "apt (/etc/apt/sources.list)"
         )
     return max(found)[1]
@@ -209,7 +209,7 @@ def download(
     Needs no root; a name may be followed by "=" and a version; for `apt` see `candidate`.
 
     Raises:
-        InfrastructureError: a package cannot be had.
+        InfrastructureError: a package is not available.
     """
     folder.mkdir()
     options = ["-o", "APT::Sandbox::User=root"] if os.geteuid() == 0 else []

@@ -1,4 +1,4 @@
-"""The pytest plugin: ``pytest --softroce`` runs the whole session where an RDMA device is.
+"""The pytest plugin: ``pytest --softroce`` runs the whole session on an RDMA device.
 
 It is for any project, and knows of no library for RDMA.  pytest imports this module in each project
 of an environment where aiordma-softroce is installed, so that it imports no engine before a session
@@ -41,7 +41,7 @@ class _Hooks:
             engine: the one that is asked for, by option or by the configuration.
 
         Returns:
-            The engine, or an empty text: the session stays here. None leaves the choice to others.
+            The engine; an empty string keeps the session here, None leaves the choice to others.
         """
 
 
@@ -60,7 +60,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         action="store_const",
         const="auto",
         dest="softroce",
-        help="run the whole session where an RDMA device is: on this machine's own, or else in a "
+        help="run the whole session on an RDMA device: this machine's own, or else one in a "
         "User-Mode Linux guest",
     )
     # An option of argparse with an optional value would take the path behind it for the value.
@@ -120,7 +120,7 @@ def _check_equals(words: list[str]) -> None:
     for word, behind in itertools.pairwise(words):
         if word == "--softroce" and behind in _ENGINES and not os.path.exists(behind):
             raise pytest.UsageError(
-                f"--softroce {behind}: the engine stands behind an equals sign, "
+                f"--softroce {behind}: the engine has to follow an equals sign, "
                 f"--softroce={behind} (one of {', '.join(_ENGINES)})"
             )
 

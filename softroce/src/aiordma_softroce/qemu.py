@@ -146,5 +146,5 @@ def _append(options: Options) -> str:
         words.append("quiet")
     for path in (sys.executable, str(guest.INIT)):
         if any(letter.isspace() or letter == '"' for letter in path):
-            raise InfrastructureError(f"the guest cannot be told a path with spaces: {path}")
+            raise InfrastructureError(f"a path with spaces cannot be passed to the guest: {path}")
     return " ".join([*words, "--", sys.executable, "-I", "-S", "-B", "-X", "utf8", str(guest.INIT)])

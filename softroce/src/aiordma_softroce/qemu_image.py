@@ -155,7 +155,7 @@ def _names(log: Path, verbose: bool) -> tuple[str, list[str]]:
         if attempt == "listed":
             packages.update(log, verbose=verbose)
     raise InfrastructureError(
-        f"no generic kernel is to be had ({' or '.join(_META)}): check the sources of apt "
+        f"no generic kernel is available ({' or '.join(_META)}): check the sources of apt "
         "(/etc/apt/sources.list)"
     )
 

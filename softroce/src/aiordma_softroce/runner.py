@@ -13,8 +13,7 @@ from .options import Options
 def choose(options: Options) -> str:
     """Return the engine for `options`: ``auto`` resolved.
 
-    The machine's own device comes first, but not when something is asked for that only a guest
-    can give.
+    The machine's own device comes first, unless an option asks for what only a guest has.
     """
     if options.engine != "auto":
         return options.engine
@@ -32,13 +31,13 @@ def choose(options: Options) -> str:
 
 
 def run(argv: Sequence[str], /, *, stdout: int = 1, **options: Any) -> int:
-    """Run a command where an RDMA device is, and return its exit status.
+    """Run a command with an RDMA device, and return its exit status.
 
-    Standard output and standard error of the command come out live and unchanged; its standard
-    input is empty, unless `interactive` is given. A command that a signal ended has status 128 plus
-    the number of the signal; 127 is a command that was not found, 126 a command that could not be
-    executed, 124 a run that took longer than `timeout`. SIGINT and SIGTERM to this process are
-    passed on to the command, and the status is then 130 or 143.
+    Standard output and standard error of the command appear live and unchanged; its standard input
+    is empty, unless `interactive` is given. The status is 128 plus the number of the signal if a
+    signal ended the command, 127 if it was not found, 126 if it could not be executed, and 124 if
+    it took longer than `timeout`. SIGINT and SIGTERM to this process are passed on to the command,
+    and the status is then 130 or 143.
 
     Args:
         argv: the command and its arguments.
@@ -50,7 +49,7 @@ def run(argv: Sequence[str], /, *, stdout: int = 1, **options: Any) -> int:
 
     Raises:
         UsageError: the options contradict each other or the engine.
-        InfrastructureError: the environment could not be had, or broke.
+        InfrastructureError: the environment could not be set up, or failed.
     """
     if not argv:
         raise UsageError("no command was given")

@@ -18,7 +18,7 @@ KERNEL = "AIORDMA_SOFTROCE_KERNEL"
 #: Bytes.
 DEFAULT_MEMORY = 1 << 30
 _BOOT_SECONDS = 120.0
-#: How many pieces of memory a process of the host may map; a process of the guest is one.
+#: How many memory mappings a process of the host may have; a process of the guest is one.
 MAPPINGS = Path("/proc/sys/vm/max_map_count")
 #: The limit of newer distributions. Linux itself has 65,530, with which pages of 4 KiB that lie
 #: apart in the memory of the guest make no more than 256 MiB.
@@ -88,7 +88,7 @@ def kernel_name(options: Options) -> str | None:
 
 
 def mappings() -> int | None:
-    """Return how many pieces of memory a process may map here; None if that is not known."""
+    """Return how many memory mappings a process may have here; None if that is not known."""
     try:
         return int(MAPPINGS.read_text())
     except OSError:
@@ -96,7 +96,7 @@ def mappings() -> int | None:
 
 
 def raise_mappings() -> None:
-    """As root, let processes map as many pieces of memory as newer distributions do."""
+    """As root, let processes have as many memory mappings as newer distributions do."""
     # Not allowed in most containers, even for root. A guest runs without it, too.
     count = mappings()
     with contextlib.suppress(OSError):
@@ -112,7 +112,7 @@ def _remedies() -> dict[bytes, str]:
     return {
         # It is the kernel's only word of it: the process ends as after a wrong address.
         b"UML ran out of memory on the host side": "the guest's kernel killed a process, for which "
-        "this machine mapped no more pieces of memory. To have more of them: " + MAPPINGS_REMEDY,
+        "this machine allows no more memory mappings. To allow more: " + MAPPINGS_REMEDY,
         b"setup_physmem - mapping": limited,
         b"Kernel panic - not syncing: map_memory": limited,
         b"mount likely just ran out of space": "the file system with the guest's memory is full; "
@@ -161,7 +161,7 @@ def command_line(
 def _quote(word: str) -> str:
     """Return `word` for a kernel's command line, which knows no escape for a quote."""
     if '"' in word:
-        raise InfrastructureError(f"the path {word} contains a quote: the guest cannot be told it")
+        raise InfrastructureError(f"the path {word} has a quote and cannot be passed to the guest")
     return f'"{word}"' if any(letter.isspace() for letter in word) else word
 
 
