@@ -1,6 +1,7 @@
-"""The RDMA objects that the kernel holds, of a process or in all: `rdma resource show` in Python.
+"""The RDMA objects that the kernel holds, of a process or of all: `rdma resource show` in Python.
 
-Over the fabric (`docs/fabric.md`) there are those of this process, and its library counts them.
+Over the fabric (`docs/fabric.md`) there are only those of this process, and its library counts
+them.
 
 Theory of operation
     One request for the list of devices (RDMA_NLDEV_CMD_GET, as a dump), and for each device one for
@@ -81,7 +82,7 @@ def object_counts() -> Counter[str]:
 
     Raises:
         OSError: the kernel has no RDMA, or refuses.
-        TimeoutError: it says nothing.
+        TimeoutError: it does not answer.
     """
     total: Counter[str] = Counter()
     if "AIORDMA_FABRIC" in os.environ:
@@ -102,7 +103,7 @@ def objects_of_process(process: int) -> list[str]:
 
     Raises:
         OSError: the kernel has no RDMA, or refuses; over the fabric it is another process.
-        TimeoutError: it says nothing.
+        TimeoutError: it does not answer.
     """
     found = []
     if "AIORDMA_FABRIC" in os.environ:

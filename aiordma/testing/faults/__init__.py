@@ -104,8 +104,8 @@ class _Process(Protocol):
 class Fault:
     """A fault that is set, until the end of the `with` block or `clear()`.
 
-    The functions of this module return it.  One that is forgotten is a ResourceWarning, and is
-    taken back.
+    The functions of this module return it.  One that is forgotten is taken back, with a
+    ResourceWarning.
     """
 
     def __init__(self, name: str, struck: Callable[[], int], undo: Callable[[], object]) -> None:
@@ -116,9 +116,9 @@ class Fault:
 
     @property
     def struck(self) -> int:
-        """How often it has struck: so many calls have failed, events were lost, and so on.
+        """How often it has struck: how many calls have failed, events were lost, and so on.
 
-        Of a fault that lasts (`packet_loss`, `partition`) it is 0.  It keeps its value at the end.
+        It is 0 for a fault that lasts (`packet_loss`, `partition`), and keeps its value at the end.
         """
         with _lock:
             if self._undo is not None:
@@ -158,47 +158,47 @@ class Fault:
 
 
 def fail(call: str, *, after: int = 0, times: int | None = 1, errno: int = _errno.ENOMEM) -> Fault:
-    """Let calls of verbs or of the connection manager fail, without being done.
+    """Make calls of verbs or of the connection manager fail, without being done.
 
     It counts the calls of all threads and objects of this process.  `ibv_reg_mr` stands for
     `ibv_reg_mr_iova` and `ibv_reg_mr_iova2`, too, and `rdma_join_multicast` for
-    `rdma_join_multicast_ex`.  A post of a list of requests is one call, of which none is posted.
+    `rdma_join_multicast_ex`.  Posting a list is one call; if it fails, no request is posted.
 
     Args:
         call: A name of `CALLS`, such as `"ibv_post_send"`.
-        after: So many calls still succeed.
-        times: So many fail then; None: all.
+        after: How many calls still succeed.
+        times: How many fail then; None: all.
         errno: The error that the call fails with.
 
     Raises:
-        UnsupportedFault: The call can fail over the fabric alone, or not on this processor.
+        UnsupportedFault: The call can fail only over the fabric, or not on this processor.
         ValueError: There is no such call, or a number is out of its range.
         OSError: ENOSPC: 64 faults are set.
     """
     if call not in CALLS:
         near = difflib.get_close_matches(call, CALLS, 1)
         hint = f"; did you mean {near[0]}?" if near else f": CALLS has {', '.join(sorted(CALLS))}"
-        raise ValueError(f"call: {call!r} is none that can fail{hint}")
+        raise ValueError(f"call: {call!r} cannot be made to fail{hint}")
     whole("errno", errno, 1, 4095)
     fabric = _fabric()
     if fabric is None:
         if call not in CALLS_OF_DEVICES:
-            raise _unsupported(f"{call} can be let fail over the fabric only")
+            raise _unsupported(f"{call} can be made to fail over the fabric only")
         if call not in _OPS:
             _need_hooks(call)
     return _add(f"fail({call!r})", call, after, times, errno)
 
 
 def lose_event(*, after: int = 0, times: int | None = 1) -> Fault:
-    """Let events of completion queues get lost: nothing tells of the completions that are there.
+    """Lose events of completion queues, so that nothing announces their completions.
 
     The queue is no longer armed then, as after an event that has come, so that only a program that
     polls once more finds what is in it.  On a device the descriptor of the channel becomes
     readable, and there is nothing to read.
 
     Args:
-        after: So many events still come, of all queues of this process.
-        times: So many are lost then; None: all.
+        after: How many events still come, of all queues of this process.
+        times: How many are lost then; None: all.
 
     Raises:
         UnsupportedFault: This processor is neither x86-64 nor aarch64, and this is not the fabric.
@@ -211,15 +211,15 @@ def lose_event(*, after: int = 0, times: int | None = 1) -> Fault:
 
 
 def delay_completions(seconds: float) -> Fault:
-    """Let completions come late, each by the same time, with their events.
+    """Delay completions, each by the same time, with their events.
 
-    Over the fabric those of all queues of this process, and only they: the bytes are there in time.
-    On a device the requests to send are given to the adapter late, so that the peer sees them late,
-    too, and completions of receives are as late as the peer's requests.  An error of a request that
-    is refused then ends the connection.
+    Over the fabric it delays only the completions, of all queues of this process: the bytes are
+    there in time.  On a device the adapter gets requests to send late, so that the peer sees them
+    late, too, and completions of receives are as late as the peer's requests.  A request that the
+    adapter refuses then ends the connection.
 
     At the end, what is under way over the fabric still takes its time; on a device it is posted.
-    The inner one of two delays holds; `struck` counts requests on a device, and is 0 over the
+    Of two delays the inner one holds; `struck` counts requests on a device, and is 0 over the
     fabric.
 
     Args:
@@ -257,19 +257,19 @@ def delay_completions(seconds: float) -> Fault:
 def end_connection(target: object, *, after: int | None = None, silently: bool = False) -> Fault:
     """End a connection abruptly, in the adapter: neither program is asked, and none says goodbye.
 
-    This end finds its requests flushed.  The other one gets what was acknowledged, and then hears
-    that the connection is over, as when this process had been killed; with `silently` it does not
-    hear so, as when this machine had lost its power: its own requests fail after their retries, and
+    This end finds its requests flushed.  The other end gets what was acknowledged, and then hears
+    that the connection is over, as if this process had been killed.  With `silently` it hears
+    nothing, as if this machine had lost its power: its own requests fail after their retries, and
     while it sends none it goes on waiting.  On iWARP it always hears.
 
-    Cancelling, closing and aborting the connection are possible as ever.
+    The connection can be closed and aborted as always.
 
     Args:
         target: A `Connection`; a stream: its writer, its transport, or (reader, writer); a native
             `ConnectionId` that has a queue pair.
-        after: None: now. Else at the moment when the connection is about to post a request to send,
-            after so many that are posted. The protocols post more than messages: credits, and the
-            end of a stream.  A list of requests counts as one.
+        after: None: now. Else how many requests to send the connection still posts; it ends just
+            before the next one. The protocols post more than messages: credits, and the end of a
+            stream.  A list of requests counts as one.
         silently: The peer is not told.
 
     Raises:
@@ -302,11 +302,11 @@ def kill_peer(process: int | _Process, *, after: int | None = None) -> Fault:
     kernel closes what the process had open; its peers hear of the end, once it is noticed.
 
     Args:
-        process: A number, or what has one as `pid`: of `subprocess`, `multiprocessing`, `asyncio`.
-            The caller waits for the process.
-        after: None: now. Else just before this process posts a request to send, after so many that
-            all its connections have posted together. Do not wait for the process before the end of
-            the block: its number could belong to another one.
+        process: A process ID, or a process of `subprocess`, `multiprocessing` or `asyncio`, for
+            which the caller waits.
+        after: None: now. Else how many requests to send this process still posts, on all of its
+            connections together; the kill comes just before the next one. Do not wait for the
+            process before the end of the block: another one could get its ID.
 
     Raises:
         ProcessLookupError: It is over.
@@ -318,7 +318,7 @@ def kill_peer(process: int | _Process, *, after: int | None = None) -> Fault:
     """
     number = process if isinstance(process, int) else getattr(process, "pid", None)
     if number is None:
-        raise TypeError(f"process: expected a number or what has a pid, got {process!r}")
+        raise TypeError(f"process: expected a process or its ID, got {process!r}")
     whole("process", number, 1, _MOST)
     if number == os.getpid():
         raise ValueError("process: this is the process itself")
@@ -334,17 +334,17 @@ def kill_peer(process: int | _Process, *, after: int | None = None) -> Fault:
 
 
 def packet_loss(part: float) -> Fault:
-    """Let a part of the packets that this process sends get lost, by chance; over the fabric only.
+    """Lose a part of the packets that this process sends, at random; over the fabric only.
 
-    Also those that acknowledge what others send, and those of the connection manager.  A connection
-    sends again what was lost, and is slow, or ends after too many times.  The inner one of two
-    losses holds.
+    These include packets that acknowledge what others send, and those of the connection manager.  A
+    connection sends again what was lost, and is slow, or ends after too many retries.  Of two
+    losses the inner one holds.
 
     Args:
         part: From 0 to 1: 0.01 is one percent.
 
     Raises:
-        UnsupportedFault: This is a device: `--net` of softroce has netem.
+        UnsupportedFault: This is a device: `--net` of softroce loses packets there.
         ValueError: `part` is out of its range.
     """
     if not 0 <= part <= 1:
@@ -361,13 +361,13 @@ def packet_loss(part: float) -> Fault:
 def partition(one: str | None = None, other: str | None = None) -> Fault:
     """Let no packet cross between two devices, in either direction; over the fabric only.
 
-    Neither those that this process sends nor those that it is sent.  In a partition nothing is
-    refused: who sends has no answer.
+    This holds for packets that this process sends, and for those that it is sent.  In a partition
+    nothing is refused: whoever sends gets no answer.
 
     Args:
         one: Name of a device, such as `fab0`; None: each one.
-        other: Likewise. A device can be cut off itself: `partition("fab0", "fab0")`, and without an
-            argument no packet gets anywhere.
+        other: Likewise. A device can be cut off from itself, by `partition("fab0", "fab0")`;
+            without an argument no packet gets anywhere.
 
     Raises:
         UnsupportedFault: This is a device: unplug it.
@@ -375,7 +375,7 @@ def partition(one: str | None = None, other: str | None = None) -> Fault:
     """
     fabric = _fabric()
     if fabric is None:
-        raise _unsupported("networks can be parted over the fabric only")
+        raise _unsupported("networks can be partitioned over the fabric only")
     names = [device.name for device in devices()]
     for word, name in (("one", one), ("other", other)):
         if name is not None and name not in names:
@@ -450,7 +450,7 @@ def _unsupported(sentence: str) -> UnsupportedFault:
 
 def _need_hooks(what: str) -> None:
     if not _shim().shim_has_hooks():
-        raise _unsupported(f"no fault can be had for {what} on this processor, but over the fabric")
+        raise _unsupported(f"on this processor, faults of {what} are there over the fabric only")
 
 
 #: Faults that need the library between the program and rdma-core.
