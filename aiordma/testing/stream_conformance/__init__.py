@@ -1,9 +1,10 @@
 """Does a transport keep asyncio's contract?  A kit of tests for writers of transports.
 
-Derive a class from `StreamConformance` in a file of tests and say how two protocols get connected;
+Derive a class from `StreamConformance` in a file of tests and say how two protocols are connected;
 pytest finds the tests, pytest-asyncio runs them (in its strict mode, mark the class with
 `pytest.mark.asyncio`)::
 
+    import asyncio
     from contextlib import asynccontextmanager
     from aiordma.testing.stream_conformance import StreamConformance
 
@@ -15,16 +16,15 @@ pytest finds the tests, pytest-asyncio runs them (in its strict mode, mark the c
             server = await loop.create_server(server_factory, "127.0.0.1", 0)
             try:
                 await loop.create_connection(client_factory, *server.sockets[0].getsockname())
-
-Yield:
+                yield  # the check runs
             finally:
                 server.close()
 
 The rules are those of asyncio's documentation and, where it is silent, of asyncio's own selector
-transport. Each check runs twice, with the client's transport judged and with the server's. No check
-waits longer than `bound_s`, and none needs pytest itself: they are coroutine methods that raise
-AssertionError. Call `pytest.register_assert_rewrite` with the name of this package before importing
-it, and pytest shows the values of a failed comparison.
+transport. Each check runs twice, on the client's transport and on the server's. No check waits
+longer than `bound_s`, and none needs pytest itself: they are coroutine methods that raise
+AssertionError. To have pytest show the values of a failed comparison, call
+`pytest.register_assert_rewrite` with the name of this package before importing it.
 """
 
 from __future__ import annotations

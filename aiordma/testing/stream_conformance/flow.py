@@ -86,7 +86,7 @@ class FlowChecks(Subject):
 
     @each_role
     async def test_limits(self, link: Link) -> None:
-        """The write buffer's limits: defaults, a limit out of the other, wrong values."""
+        """The write buffer's limits: defaults, one limit derived from the other, wrong values."""
         await link.open()
         transport = link.end.transport
         low, high = transport.get_write_buffer_limits()

@@ -28,9 +28,9 @@ DEVIATIONS: dict[str, str] = {
     "gaps are fatal": "Writing a view that has gaps is no TypeError but ends the connection.",
     "gaps are filled": "Writing a view that has gaps sends the bytes that it shows.",
     "nothing of any type": "`write` takes anything empty, whatever its type.",
-    "buffers are kept": "`write` makes no copy: a buffer may be changed only when it is sent.",
+    "buffers are kept": "`write` makes no copy: a buffer may be changed only after it was sent.",
     "start cannot pause": "Pausing within `connection_made` is forgotten.",
-    "start pauses in name": "Pausing within `connection_made` is told by `is_reading` alone.",
+    "start pauses in name": "Pausing within `connection_made` changes only what `is_reading` says.",
     "end is not reading": "`is_reading` is False within `eof_received`.",
     "abort keeps size": "`get_write_buffer_size` still counts what `abort` has dropped.",
     "dead writes raise": "`write` and `writelines` raise RuntimeError after `connection_lost`.",
@@ -38,7 +38,7 @@ DEVIATIONS: dict[str, str] = {
     "short reports": "The report of a fatal exception does not name the method that raised it.",
     "vague get_buffer": "An exception in `get_buffer`, or a bad buffer, becomes a RuntimeError.",
     "silent reset": "A peer that vanishes looks like one that ended in good order.",
-    "silent writes": "Writing on and on to a lost connection is not logged.",
+    "silent writes": "Repeated writing to a lost connection is not logged.",
 }
 
 
@@ -77,11 +77,11 @@ class Subject:
         raise NotImplementedError("override connection()")
 
     def vanish(self, transport: asyncio.Transport) -> None:
-        """End one side without an end in good order for the other.
+        """End one side so that the other one sees no end in good order.
 
-        Override it where `abort` is an end in good order for the other side. This method can do it
-        with sockets of TCP (SO_LINGER, so that the kernel sends a reset) and with
-        `aiordma.RdmaTransport` (as `StreamConfig(linger_s=0)`); any other transport it aborts.
+        It does so for TCP (SO_LINGER, so that the kernel sends a reset) and for
+        `aiordma.RdmaTransport` (as `StreamConfig(linger_s=0)`), and aborts any other transport.
+        Override it where `abort` is an end in good order for the other side.
         """
         give_up = getattr(transport, "_give_up", None)
         if give_up is not None:

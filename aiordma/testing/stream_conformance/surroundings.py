@@ -1,4 +1,4 @@
-"""Checks beside the bytes: names, representation, contexts, forgotten transports."""
+"""Checks of all but the bytes: names, representation, contexts, forgotten transports."""
 
 from __future__ import annotations
 
