@@ -65,13 +65,13 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     add(
         "--fabric-args",
         metavar="OPTIONS",
-        help="more options of aiordma.testing.fabric, quoted as for a shell, such as '--devices 2'",
+        help="more options of the fabric, quoted as for a shell, such as '--devices 2'",
     )
     add(
         "--rdma-required",
         action="store_true",
         default=None,
-        help="fail, and do not skip, a test that needs an RDMA device where there is none",
+        help="where there is no RDMA device, fail a test that needs one instead of skipping it",
     )
     add(
         "--rdma-leak-check",
@@ -84,7 +84,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     parser.addini("rdma_required", "default of --rdma-required", type="bool", default=False)
     parser.addini(
         "rdma_leak_settle",
-        "seconds in which the things that a test has left may still come to their end",
+        "seconds that what a test has left may take to end",
         default="5",
     )
     parser.addini("rdma_leak_check", "default of --rdma-leak-check", type="bool", default=False)
@@ -142,7 +142,7 @@ def _check_equals(words: list[str]) -> None:
             and behind in aiordma_fabric.profiles()
         ):
             raise pytest.UsageError(
-                f"--fabric {behind}: the profile stands behind an equals sign, --fabric={behind}"
+                f"--fabric {behind}: the profile has to follow an equals sign, --fabric={behind}"
             )
 
 
@@ -239,10 +239,10 @@ def _command(config: pytest.Config) -> list[str]:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers and fixtures."""
     config.addinivalue_line(
-        "markers", "rdma: needs an RDMA device; skipped without, or failed with --rdma-required"
+        "markers", "rdma: needs an RDMA device; without one skipped, or failed with --rdma-required"
     )
     config.addinivalue_line(
-        "markers", "rdma_leaks_allowed: not looked at by the check of --rdma-leak-check"
+        "markers", "rdma_leaks_allowed: left out of the check of --rdma-leak-check"
     )
     config.pluginmanager.register(_async_fixtures(config), "aiordma-async")
     text = config.getini("rdma_leak_settle")
@@ -374,7 +374,7 @@ def rdma_leak_check(request: pytest.FixtureRequest, _rdma_warm: None) -> Iterato
 
 
 def settle_s(item: pytest.Item) -> float:
-    """Seconds in which the things that a test has left may still come to their end."""
+    """Seconds that what a test has left may take to end."""
     if item.stash.get(_failed, False):
         return 0.0
     return float(item.config.getini("rdma_leak_settle"))
