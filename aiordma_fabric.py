@@ -1,4 +1,4 @@
-"""The launcher of the fabric: ``aiordma-fabric``, or ``python -m aiordma.testing.fabric``.
+"""The launcher of the fabric: ``aiordma-fabric``, or ``python -m aiordma_fabric``.
 
 It makes a folder for the run, with the library under the names of rdma-core's, and becomes the
 command.  So signals, the terminal and the exit status are the command's own.  A process beside it
@@ -38,6 +38,11 @@ STANDARD = "standard"
 _NAMES = ("libibverbs.so.1", "librdmacm.so.1", "libmlx5.so.1", "libefa.so.1")
 #: The path of a socket has at most 107 bytes, and a process adds `/p200` to that of the folder.
 _FOLDER_BYTES = 100
+#: What was typed to start the launcher as a module, by the name of the module's file.
+_TYPED = {
+    "aiordma_fabric.py": "python -m aiordma_fabric",
+    "__main__.py": "python -m aiordma.testing.fabric",
+}
 #: Variables of a run that another run need not have.
 _OPTIONAL = (
     "AIORDMA_FABRIC_PROFILE", "AIORDMA_FABRIC_ADDRESSES",
@@ -47,14 +52,14 @@ _STATUS_USAGE, _STATUS_FAILED, _STATUS_NOT_EXECUTABLE, _STATUS_NOT_FOUND = 2, 12
 
 _DESCRIPTION = """\
 Run a command over the fabric: RDMA in memory, between the threads and processes of the command,
-without an adapter, without the kernel's RDMA, and without privileges. The command sees libibverbs
-and librdmacm as programs know them, and behind them an adapter. Each run is a fabric of its own.
+without an adapter, the kernel's RDMA or privileges. The command sees libibverbs and librdmacm as
+programs know them, and behind them an adapter. Each run is a fabric of its own.
 
-The adapter has the address 10.80.0.1, as that of softroce has, and 127.0.0.1 (AIORDMA_FABRIC_ADDR)
-for programs that use TCP at the same address. No real adapter has 127.0.0.1."""
+The adapter has the address 10.80.0.1, as softroce's has, and 127.0.0.1 (AIORDMA_FABRIC_ADDR) for
+programs that use TCP at the same address. No real adapter has 127.0.0.1."""
 
 _EPILOG = """\
-exit status: that of the command; 127 not found; 126 not executable; 125 the fabric failed; 2 wrong
+exit status: the command's; 127 not found; 126 not executable; 125 the fabric failed; 2 wrong
 options."""
 
 
@@ -106,7 +111,7 @@ def profile_path(profile: str) -> str:
     if not profile or not os.path.isfile(path):
         raise UsageError(
             f"profile {profile or repr(profile)}: there are {', '.join(profiles())}; the path of "
-            "a file of your own has a slash, or .conf at its end"
+            "a file of your own needs a slash, or .conf at its end"
         )
     return path
 
@@ -279,7 +284,7 @@ def options_parser() -> argparse.ArgumentParser:
     import argparse
 
     parser = argparse.ArgumentParser(
-        prog="python -m aiordma.testing.fabric",
+        prog=_TYPED.get(os.path.basename(sys.argv[0]), "aiordma-fabric"),
         usage="%(prog)s [options] -- COMMAND [ARGUMENT...]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
@@ -292,11 +297,16 @@ def options_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="what adapter the fabric is like: a name, or the path of a file (default standard)",
     )
-    add("--devices", type=int, metavar="N", help=f"how many adapters, up to {DEVICES_MOST}; 1")
+    add(
+        "--devices",
+        type=int,
+        metavar="N",
+        help=f"how many adapters, up to {DEVICES_MOST} (default 1)",
+    )
     add(
         "--addresses",
         metavar="LIST",
-        help="addresses of an adapter with commas, adapters with semicolons between them",
+        help="commas separate the addresses of one adapter, semicolons the adapters",
     )
     add("--profiles", action="store_true", help="print the names of the profiles")
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)

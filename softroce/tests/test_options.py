@@ -49,6 +49,20 @@ def test_contradictions_are_refused(
     assert len(said.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("program", "typed"),
+    [
+        ("/usr/bin/softroce", "softroce"),
+        (cli.__file__.replace("cli.py", "__main__.py"), "python -m aiordma_softroce"),
+    ],
+)
+def test_the_help_has_what_was_typed(
+    program: str, typed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [program])
+    assert cli.options_parser().format_help().startswith(f"usage: {typed} [options] -- COMMAND ")
+
+
 def test_a_kernel_that_is_asked_for_is_that_of_a_guest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "has_device", lambda: True)
     assert runner.choose(Options(kernel="6.1")) == "uml"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aiordma_fabric import profiles
+from aiordma_fabric import options_parser, profiles
 from aiordma_softroce.network import ADDRESS
 from tests.fabric.launching import LIMIT_S, gone, launch, launched, outside
 
@@ -40,6 +40,21 @@ def test_the_status_is_that_of_the_command(module: str) -> None:
         words, env=outside(), capture_output=True, text=True, check=False, timeout=LIMIT_S
     )
     assert (done.returncode, done.stdout, done.stderr) == (7, "out\n", "err\n")
+
+
+@pytest.mark.parametrize("module", ["aiordma_fabric", "aiordma.testing.fabric"])
+def test_the_help_of_a_module_has_what_was_typed(module: str) -> None:
+    words = [sys.executable, "-m", module, "--help"]
+    done = subprocess.run(
+        words, env=outside(), capture_output=True, text=True, check=True, timeout=LIMIT_S
+    )
+    assert done.stdout.startswith(f"usage: python -m {module} [options] -- COMMAND ")
+
+
+def test_the_help_of_the_command_has_what_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/aiordma-fabric"])
+    said = options_parser().format_help()
+    assert said.startswith("usage: aiordma-fabric [options] -- COMMAND ")
 
 
 def test_a_signal_that_ends_the_command_is_seen() -> None:

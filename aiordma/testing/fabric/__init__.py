@@ -1,7 +1,7 @@
 """The fabric: RDMA in memory, for programs and tests on any machine.
 
-`python -m aiordma.testing.fabric -- COMMAND` runs a command over it; `docs/fabric.md` is the
-manual.  The launcher is the module `aiordma_fabric`, and starts quicker by that name.
+`aiordma-fabric -- COMMAND` runs a command over it; `docs/fabric.md` is the manual.  The launcher is
+the module `aiordma_fabric`; `python -m aiordma.testing.fabric` starts it, too, more slowly.
 """
 
 from __future__ import annotations

@@ -18,20 +18,20 @@ from .options import DEFAULT_MTU, DEFAULT_TIMEOUT, DEVICES, ENGINES, Options, pa
 from .runner import run
 
 _DESCRIPTION = """\
-Run a command where a real RDMA device is, without RDMA hardware. The command sees the files of this
-machine, its own environment and working directory, and an RDMA device with address 10.80.0.1
+Run a command with an RDMA device, without RDMA hardware. The command sees the files of this
+machine, your environment and working directory, and an RDMA device with address 10.80.0.1
 (AIORDMA_SOFTROCE_ADDR); with --hosts 2 there is a second one, 10.80.0.2 (AIORDMA_SOFTROCE_ADDR2).
-When the command ends, everything that it left running is ended too.
+When the command ends, everything that it left running is ended, too.
 
-In a terminal, the command has one, too. Otherwise its standard input is empty, unless -i is given.
---check says what is missing on this machine, and needs no command."""
+Started in a terminal, the command has a terminal, too. Otherwise its standard input is empty,
+unless -i is given. --check says what is missing on this machine, and takes no command."""
 
 _EPILOG = """\
-exit status: that of the command, 128+N if signal N ended it; 127 not found; 126 not executable;
+exit status: the command's, 128+N if signal N ended it; 127 not found; 126 not executable;
 124 timed out; 125 the environment failed; 2 wrong options; 130 after Ctrl-C; 143 after SIGTERM.
 
-A kernel that the wheel does not have, or any if the package is installed from source, is built on
-first use (some minutes, 1.5 GiB of free space), and kept in $AIORDMA_SOFTROCE_CACHE, by default
+A kernel that the wheel does not have (installed from source, every kernel) is built on first use,
+which takes some minutes and 1.5 GiB of free space, and kept in $AIORDMA_SOFTROCE_CACHE, by default
 ~/.cache/aiordma/softroce."""
 
 
@@ -49,10 +49,16 @@ class _Version(argparse.Action):
         parser.exit()
 
 
+def _is_module() -> bool:
+    """Whether this program was started as ``python -m aiordma_softroce``."""
+    return os.path.basename(sys.argv[0]) == "__main__.py"
+
+
 def options_parser() -> argparse.ArgumentParser:
     """Make the parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog="softroce",
+        # As it was typed.
+        prog=f"python -m {__package__}" if _is_module() else "softroce",
         usage="%(prog)s [options] -- COMMAND [ARGUMENT...]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
@@ -98,8 +104,8 @@ def options_parser() -> argparse.ArgumentParser:
         "--timeout",
         type=float,
         metavar="SECONDS",
-        help="real time, after which everything is killed (default: none with a terminal that is "
-        f"read, else {DEFAULT_TIMEOUT:g})",
+        help=f"real time after which everything is killed (default {DEFAULT_TIMEOUT:g}, or none "
+        "if the command reads a terminal)",
     )
     add(
         "-i",
@@ -124,7 +130,7 @@ def options_parser() -> argparse.ArgumentParser:
     add(
         "--install",
         action="store_true",
-        help="as root, install packages that are missing, and raise vm.max_map_count",
+        help="as root, install missing packages, and raise vm.max_map_count",
     )
     add(
         "--version",
