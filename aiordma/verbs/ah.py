@@ -1,8 +1,8 @@
-"""AddressHandle: the way to a remote port, which each datagram names; and the header to answer by.
+"""AddressHandle: the way to a remote port, named by each datagram; and GRH, to answer a datagram.
 
-A datagram's receive begins with 40 bytes that the adapter fills in: the global route header.  RoCE
-v2 has IP headers in its place: IPv6 fills all of it, IPv4 the last 20 bytes, and the first 20 may
-then hold anything, which makes the two hard to distinguish.
+A received datagram begins with 40 bytes that the adapter fills in: the global route header.  RoCE
+v2 has IP headers instead: IPv6 fills all 40 bytes, IPv4 the last 20, and the first 20 may then hold
+anything, which makes the two hard to distinguish.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class GRH:
         """The datagram itself, which follows the header in the buffer of a completed receive.
 
         Raises:
-            ValueError: `wc` is not the success of a datagram's receive.
+            ValueError: `wc` does not report a received datagram.
         """
         if wc.byte_len is None or wc.byte_len < GRH.SIZE:
             msg = f"not the completion of a received datagram: {wc}"
@@ -152,15 +152,15 @@ class AHAttributes:
 
     Attributes:
         dgid: GID of the remote port or group, 16 bytes; empty for a local way without a header,
-            which InfiniBand knows and RoCE does not.
+            which exists on InfiniBand but not on RoCE.
         sgid_index: Index of this side's GID in the port's table.
         flow_label: 20 bits, for routers that spread flows.
-        hop_limit: Routers that it may pass.
+        hop_limit: Routers that a packet may pass.
         traffic_class: Priority, or type of service.
         dlid: Local id of the remote port, on InfiniBand.
         sl: Service level.
         src_path_bits: Offset in the range of this port's local ids.
-        static_rate: Limit of the rate, as enum ibv_rate of C; 0 for the port's.
+        static_rate: Rate limit, as C's `enum ibv_rate`; 0 for the port's rate.
         port_num: This side's port, from 1.
     """
 
@@ -198,9 +198,9 @@ class AHAttributes:
             context: The device.
             host: Address of the remote port or multicast group.
             port_num: Port of the device, from 1.
-            sgid_index: Which of the port's GIDs to send from; None for the first RoCE v2 one of
-                the same IP version that is not link-local unless `host` is.
-            hop_limit: Routers that it may pass.
+            sgid_index: Which of the port's GIDs to send from; None for the first RoCE v2 GID of
+                the same IP version that is link-local only if `host` is.
+            hop_limit: Routers that a packet may pass.
             traffic_class: Priority.
 
         Raises:
@@ -223,10 +223,10 @@ class AHAttributes:
             context: The device.
             wc: The completion of the receive.
             grh: Its header.
-            port_num: The port that it came in by, which is the queue pair's.
+            port_num: The port at which it arrived, which is the queue pair's.
 
         Raises:
-            OSError: The header fits none of the port's GIDs.
+            OSError: The header matches none of the port's GIDs.
         """
         if grh.is_multicast:
             # The C function looks for the group's GID among the port's own, and fails.
@@ -277,10 +277,10 @@ def _fitting_gid(context: Context, port_num: int, dgid: bytes) -> int:
 class AddressHandle(Resource):
     """The way to a remote port, as the adapter knows it (`ibv_create_ah(3)`).
 
-    A send that names it keeps it from being destroyed until it has completed.
+    A send that names the handle keeps it from being destroyed until the send has completed.
 
     The kernel may have to ask the network for the neighbor first, and blocks for up to a second if
-    no host answers: on an event loop use `create`.
+    no host answers: so use `create` on an event loop.
 
     Args:
         pd: Protection domain; only its queue pairs can send with the handle.
@@ -288,8 +288,8 @@ class AddressHandle(Resource):
             (`AHAttributes.from_wc`) or an address (`AHAttributes.to`).
 
     Raises:
-        OSError: No such GID index (ENODATA) or port (EINVAL), the neighbor does not answer, out
-            of resources; `NotSupportedError` on iWARP, which has no datagrams.
+        OSError: There is no such GID index (ENODATA) or port (EINVAL), the neighbor does not
+            answer, or resources ran out; `NotSupportedError` on iWARP, which has no datagrams.
     """
 
     __slots__ = ("attr", "pd")
@@ -314,7 +314,7 @@ class AddressHandle(Resource):
     async def create(
         cls, pd: ProtectionDomain, attr: AHAttributes, timeout: float = 5.0
     ) -> AddressHandle:
-        """The handle, made by a thread, so that the loop goes on while the neighbor is asked.
+        """Make a handle in a thread, so that the loop goes on while the neighbor is asked.
 
         Args:
             pd: Protection domain.
@@ -341,10 +341,10 @@ class AddressHandle(Resource):
     def from_wc(
         cls, pd: ProtectionDomain, wc: WorkCompletion, grh: GRH, port_num: int = 1
     ) -> AddressHandle:
-        """The way back to the sender of a received datagram (as ibv_create_ah_from_wc of C).
+        """The way back to the sender of a received datagram (`ibv_create_ah_from_wc(3)`).
 
-        Completion `wc`, header `grh`, `port_num` and exceptions (it raises them) as for
-        `AHAttributes.from_wc`; blocks as the class does.
+        Takes `wc`, `grh` and `port_num` as `AHAttributes.from_wc` does, and raises the same; blocks
+        as the class does.
         """
         return cls(pd, AHAttributes.from_wc(pd.context, wc, grh, port_num))
 

@@ -2,14 +2,14 @@
 
 All users of a device in one loop share a reader of its descriptor (`DeviceEvents`).  librdmacm's
 context belongs to the whole process: with two event loops, the loop that reads an event passes it
-to the subscribers of both.
+on to the subscribers of both.
 
 An event about a queue goes to the object of that queue as well, in the queue's own loop, so that a
-task that waits for its completions ends with an error.  The object is found by a number that the C
+task that waits for its completions gets an error.  The object is found by a number that the C
 object carries (`next_token`, `enroll`), never by its address, which another queue may have by then.
 
-A device ends by DEVICE_FATAL, which all its queues get; and, where the kernel takes the device
-away from programs that use it, a descriptor that cannot be read any more, which counts as the same.
+DEVICE_FATAL, which all queues of the device get, ends it.  Where the kernel takes a device away
+from programs that use it, its descriptor cannot be read any more, which counts as the same.
 Software devices are not taken away: there the kernel waits for the programs.
 """
 
@@ -178,7 +178,7 @@ def _tell_all_queues(event: AsyncEvent) -> None:
 
 
 def watch(context: Context) -> Callable[[], None]:
-    """Have the running loop read the device's events for the sake of its queues.
+    """Have the running loop read the device's events, for its queues.
 
     Returns:
         A function that ends it.
@@ -236,9 +236,9 @@ def subscribe(
 class DeviceEvents(Uncopied):
     """Async iterator over a device's events, from its creation on.
 
-    Ports that go up and down (PORT_ACTIVE, PORT_ERR), changes of their addresses (GID_CHANGE,
-    where the device reports them: software iWARP does not), queues that fail, and DEVICE_FATAL.
-    It ends when the device is gone, or with `close()`.
+    The events report ports that go up and down (PORT_ACTIVE, PORT_ERR), changes of their addresses
+    (GID_CHANGE, which software iWARP does not report), queues that fail, and the end of the device
+    (DEVICE_FATAL).  The iteration ends when the device is gone, or with `close()`.
 
     Args:
         context: The device.

@@ -1,9 +1,9 @@
 """AtomicResults: whether the adapter has written the results of atomics.
 
-Over a network that loses or reorders packets Soft-RoCE completes atomics with success that have no
-answer yet (docs/surprises.md): the memory for the result is as it was.  So it gets random bytes
-before the post, and a completed atomic whose memory still has them is an error.  A peer that knew
-the bytes could have its requester see an error, and no more.
+Over a network that loses or reorders packets, Soft-RoCE may report success for an atomic that has
+no answer yet (docs/surprises.md): the memory for the result is unchanged.  So that memory is filled
+with random bytes before the post, and a completed atomic whose memory still has them is an error.
+A peer that knew the bytes could make the requester see an error, and no more.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ __all__ = ["AtomicResults"]
 
 
 class AtomicResults:
-    """The memory for the results of the atomics of a list, from before its post.
+    """The memory for the results of a list of atomics; made before the list is posted.
 
-    Memory that Python does not see, such as that of a GPU, is left as it is, and not looked at.
+    Memory that Python does not see, such as a GPU's, is neither filled nor looked at.
 
     Args:
         requests: Checked.  Several may name the same memory: then it is enough that one result has
@@ -47,10 +47,10 @@ class AtomicResults:
         """Raise unless all results are there; the requests have completed.
 
         Args:
-            operation: Its name, if it is none of a list.
+            operation: Its name, unless the atomics are a list.
 
         Raises:
-            ResultLostError: The first that is not.
+            ResultLostError: Names the first that is missing.
         """
         for index, result, mark in self._marked.values():
             if result == mark:

@@ -2,9 +2,9 @@
 
 Theory of operation
     A queue of connections is armed for solicited completions: the peers' messages are solicited,
-    own sends are not.  While a task waits for an own request, the queue is armed for all
-    completions.  Several connections may complete in one queue, so that these waits are counted;
-    the end of the last has the queue armed for solicited completions again.
+    this side's sends are not.  While a task waits for a request of this side, the queue is armed
+    for all completions.  Several connections may complete in one queue, so these waits are counted;
+    when the last ends, the queue is armed for solicited completions again.
 
     A connection that is collected is closed in any thread: each count is changed by one call of C.
 """

@@ -1,17 +1,17 @@
 """BringUp: a queue pair that the program connects itself, without the connection manager.
 
 Theory of operation
-    Each end takes its queue pair to INIT, tells the other end its address over a channel of the
-    program's own, and takes the queue pair through RTR to RTS with the address that it was told.
+    Each end takes its queue pair to INIT, sends the other end its address over a channel of the
+    program's own, and takes the queue pair through RTR to RTS with the address that it received.
     The path MTU has to be the same at both ends, and no end may start more reads than the other
-    serves: so an address carries what this end can do, and each end takes the lower.
+    serves: so an address carries the limits of its end, and each end takes the lower of the two.
 
-    The kernel looks for the neighbor within the change to RTR, and waits for it.  So that change is
-    made by a thread, which goes on when its caller is canceled or waits no longer.  Until it has
-    ended the queue pair cannot be RESET: it would be connected to a peer that was given up.
+    The kernel looks for the neighbor within the change to RTR, and waits for it.  So a thread makes
+    that change, and goes on when its caller is canceled or waits no longer.  Until it has ended,
+    the queue pair cannot be RESET: it would be connected to a peer that was given up.
 
-    No event tells that the peer is gone: a receive would wait for ever.  The channel of the program
-    is what tells, and `QueuePair.to_error` ends the requests.
+    No event reports that the peer is gone: a receive would wait for ever.  The program's channel
+    shows it, and `QueuePair.to_error` then ends the requests.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ _LINK_LOCAL = b"\xfe\x80"
 class QPAddress:
     """The address of a queue pair, for the program at the other end.
 
-    `bytes()` packs it into `SIZE` bytes for a peer that uses `from_bytes`; with other programs the
-    fields travel in a format of theirs.
+    `bytes()` packs it into `SIZE` bytes for a peer that uses `from_bytes`; for other programs the
+    fields travel in a format of their choice.
 
     Attributes:
         qp_num: Number of the queue pair, 24 bits.
         psn: Number of the first packet that it sends, 24 bits.
         gid: GID of its port, 16 bytes; empty on InfiniBand without a global header.
         lid: Local id of its port on InfiniBand, 0 on RoCE.
-        path_mtu: The largest path MTU that its end can have; None if the peer does not tell.
-        reads: Reads and atomics that it serves at a time; None if the peer does not tell.
+        path_mtu: The largest path MTU that its end can have; None if the peer does not say.
+        reads: Reads and atomics that it serves at a time; None if the peer does not say.
     """
 
     SIZE: ClassVar[int] = _ADDRESS.size
@@ -94,13 +94,13 @@ class QPAddress:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """The address that `bytes()` has packed.
+        """Unpack an address that `bytes()` has packed.
 
         Args:
             data: The bytes, as the peer has sent them.
 
         Raises:
-            ProtocolError: These bytes are no such address.
+            ProtocolError: The bytes are not an address.
         """
         try:
             magic, flags, mtu, reads, lid, gid, qp_num, psn = _ADDRESS.unpack(data)
@@ -132,22 +132,22 @@ class BringUpConfig:
             RoCE a GID of version 2, of IPv4 if there is one, and link-local ones last; on
             InfiniBand the first.
         pkey_index: Index in the port's table of partition keys.
-        access: Accesses that the peer has, of RC and UC; by default reads and writes.  Atomics need
+        access: RC and UC: accesses that the peer has; by default reads and writes.  Atomics need
             REMOTE_ATOMIC, too.
         path_mtu: Path MTU; None for the lower MTU of both ports.  A peer whose program has a
             fixed path MTU needs the same here.
         psn: Number of the first packet; None for a random number.
         timeout: Exponent e of the acknowledgement timeout 4.096 us * 2**e; 14 is 67 ms.
-        retry_cnt: Retries after a timeout, 0 to 7, of RC.  On Soft-RoCE 7 means for ever: a dead
-            peer is then never noticed.
-        rnr_retry: Retries after receiver-not-ready, 0 to 6; 7 for ever, of RC.
+        retry_cnt: RC: retries after a timeout, 0 to 7.  On Soft-RoCE 7 means for ever: a dead peer
+            is then never noticed.
+        rnr_retry: RC: retries after receiver-not-ready, 0 to 6; 7 for ever.
         min_rnr_timer: Code of the delay that the peer is asked for when no receive is posted; see
             `aiordma.verbs.rnr_timer`.  12 is 0.64 ms.
-        max_rd_atomic: Own reads and atomics under way; None for the device's limit.  Never more
-            than the peer serves, where its address tells.
+        max_rd_atomic: Reads and atomics of this end under way at a time; None for the device's
+            limit.  Never more than the peer serves, if its address says how many.
         max_dest_rd_atomic: Reads and atomics of the peer served at a time; None for the device's
             limit.
-        qkey: Key that datagrams have to carry, of UD.
+        qkey: UD: key that datagrams have to carry.
         hop_limit: Routers that packets may pass.
         traffic_class: Priority.
         sl: Service level.
@@ -197,7 +197,7 @@ class _Move:
     """A change of the state that a thread makes, if its caller still waits when the thread begins.
 
     Attributes:
-        under_way: Whether its caller waits for it, or the thread makes it.
+        under_way: Whether its caller waits for it, or the thread is making it.
     """
 
     __slots__ = ("_attr", "_begun", "_ended", "_left", "_mask")
@@ -233,11 +233,11 @@ class _Move:
 
 
 class BringUp(Uncopied):
-    """A queue pair on its way to a peer that the program knows by itself.
+    """A queue pair that the program connects to a peer without the connection manager.
 
-    Takes the queue pair to INIT, so that receives can be posted, and knows its address.  `connect`
-    takes it to RTS with the address of the peer.  Between the two the program sends the one and
-    receives the other; `exchange` does so over a stream.
+    Making the object takes the queue pair to INIT, so that receives can be posted, and determines
+    its address.  `connect` takes it to RTS with the address of the peer.  In between the program
+    sends its own address and receives the peer's; `exchange` does all of it over a stream.
 
     Args:
         qp: A queue pair of type RC, UC or UD in RESET, as it is made.
@@ -245,9 +245,10 @@ class BringUp(Uncopied):
 
     Raises:
         TypeError: Not a queue pair, or not a `BringUpConfig`.
-        NotSupportedError: iWARP, which connects a queue pair over a TCP connection of its own: use
-            `aiordma.cm.ConnectionId`.
-        OSError: No such port, GID or partition key; the queue pair is not in RESET (EINVAL).
+        NotSupportedError: The device is iWARP, which connects a queue pair over a TCP connection of
+            its own: use `aiordma.cm.ConnectionId`.
+        OSError: There is no such port, GID or partition key, or the queue pair is not in RESET
+            (EINVAL).
 
     Attributes:
         qp: The queue pair.
@@ -298,22 +299,23 @@ class BringUp(Uncopied):
     async def connect(self, peer: QPAddress | None = None, *, timeout: float = 5.0) -> None:
         """Take the queue pair from INIT to RTS.
 
-        A packet that comes before the peer's queue pair is ready to receive is lost, and with RC
-        repeated: begin to send when the peer has said that it is connected, too.
+        A packet that arrives before the peer's queue pair is ready to receive is lost (RC repeats
+        it): so begin to send when the peer has said that it is connected, too.
 
         Args:
-            peer: Address of the peer; None for datagrams, which have a peer each.
+            peer: Address of the peer; None for datagrams, each of which names its receiver.
             timeout: Seconds in which the neighbor has to answer.
 
         Raises:
-            TypeError: Not a `QPAddress`, or none for RC and UC.
-            ValueError: An address for datagrams.
+            TypeError: `peer` is not a `QPAddress`, or is missing for RC or UC.
+            ValueError: `peer` was given for datagrams.
             ConnectTimeoutError: The neighbor did not answer in time.
-            RdmaOSError: The kernel is still busy with another call, which may have ended (EBUSY).
+            RdmaOSError: The kernel is still busy with an earlier call, even if that was canceled
+                or timed out (EBUSY).
             OSError: The device refused (EINVAL), or no way leads to the peer.
 
-        Cancellation, and every error: the queue pair stays on its way; close it, or start again
-        with `qp.modify(qp_state=QPState.RESET)`, which raises RdmaOSError for as long as the
+        Cancellation, and every error: the queue pair stays in its present state; close it, or start
+        again with `qp.modify(qp_state=QPState.RESET)`, which raises RdmaOSError as long as the
         kernel looks for the neighbor.
         """
         check_seconds("timeout", timeout, zero=True, none=False)
@@ -349,22 +351,22 @@ class BringUp(Uncopied):
     ) -> QPAddress:
         """Connect to the program at the other end of a stream, which calls this, too.
 
-        The addresses travel in both directions, and then a word that the queue pair is connected:
-        after this both ends can send.  Nothing else is read from the stream, which stays the
-        program's own.  Its end tells that the peer is gone.
+        Each end sends its address, and then says that its queue pair is connected: after this both
+        ends can send.  Nothing else is read from the stream, which stays the program's own.  When
+        the stream ends, the peer is gone.
 
         Args:
             reader: Of the stream.
             writer: Of the stream.
-            timeout: Seconds for all of it.
+            timeout: Seconds for the whole exchange.
 
         Returns:
             The address of the peer.
 
         Raises:
             TypeError: Not a reader and a writer; nothing was sent.
-            ProtocolError: The other end says something else.
-            ConnectTimeoutError: It takes longer.
+            ProtocolError: The other end sent something else.
+            ConnectTimeoutError: The time was up.
             ConnectionResetError: The other end has closed the stream.
             OSError: As `connect` raises it.
 
@@ -396,12 +398,12 @@ class BringUp(Uncopied):
             msg = "the peer closed the stream before its queue pair was connected"
             raise ConnectionResetError(errno.ECONNRESET, msg) from exc
         if word != _READY:
-            msg = f"the peer says {word!r} in place of {_READY!r}"
+            msg = f"the peer says {word!r} instead of {_READY!r}"
             raise ProtocolError(msg)
         return peer
 
     def way_to(self, peer: QPAddress) -> AHAttributes:
-        """The way from this port to the peer's, as its address vector; for datagrams, too."""
+        """The way from this port to the peer's, as an address vector; for datagrams, too."""
         check_kind("peer", peer, QPAddress, none=False)
         config = self.config
         return AHAttributes(
@@ -446,8 +448,8 @@ def _lower(first: int | None, other: int | None) -> int:
 def _reachable_gid(context: Context, port_num: int, link_layer: LinkLayer) -> int:
     """The index of the GID by which other machines reach the port.
 
-    A device that network namespaces share has the GIDs of all in one table.  With the GID of
-    another namespace everything succeeds here, and no answer ever comes.
+    A device that network namespaces share has the GIDs of all of them in one table.  With the GID
+    of another namespace every call here succeeds, and no answer ever comes.
 
     Raises:
         OSError: It has none in this network namespace (EADDRNOTAVAIL).
@@ -478,7 +480,7 @@ def _reachable_gid(context: Context, port_num: int, link_layer: LinkLayer) -> in
 
 
 def _is_here(entry: GidEntry) -> bool:
-    """Whether a GID is of an interface of this network namespace, as far as it can be told."""
+    """Whether a GID is of an interface of this network namespace, as far as that can be known."""
     try:
         name = socket.if_indextoname(entry.interface) if entry.interface else ""
     except OSError:

@@ -378,12 +378,12 @@ class CompletionChannel(Resource):
             timeout: Seconds, after which None is returned; None or a negative number: no limit.
 
         The event has to be acknowledged with `CompletionQueue.ack_events`, and the next one
-        requested with `req_notify`.  This is only for CQs that are polled by hand; the event loop
-        takes the events of others.
+        requested with `req_notify`.  This is only for CQs that the program polls; the event loop
+        takes the events of the others.
 
         Raises:
-            RuntimeError: The loop takes the events of all queues of the channel, so none can come.
-                This may also begin during the wait, when the last queue is awaited.
+            RuntimeError: The loop takes the events of all queues of the channel, so none can
+                arrive here.  The wait may also end like this, when its last queue is awaited.
 
         Cancellation: safe; no event is lost.
         """

@@ -132,7 +132,7 @@ class DeviceClock:
     """The clock of a device, in whose ticks it gives timestamps (`ibv_query_device_ex(3)`).
 
     Attributes:
-        timestamp_mask: Bits of a timestamp, from the lowest on; 0: the device gives none.
+        timestamp_mask: The valid bits of a timestamp, from the lowest on; 0: the device has none.
         frequency_khz: Ticks a millisecond; 0: not known.
     """
 
@@ -151,11 +151,12 @@ SOFTWARE_DRIVERS = {0xFFFFFF: "rdma_rxe", 0x626D74: "siw"}
 class Context(Resource):
     """An open device.
 
-    Got from `Device.open()` (the caller closes it), or as `ConnectionId.context`, which belongs
-    to librdmacm, lives as long as the process and need not be closed.
+    Returned by `Device.open()` (the caller closes it), or by `ConnectionId.context`: that one
+    belongs to librdmacm, lives as long as the process and need not be closed.
 
     Attributes:
-        is_iwarp: Whether the connecting side has to send first and immediates do not exist.
+        is_iwarp: Whether this is iWARP, where the connecting side has to send first and immediates
+            do not exist.
     """
 
     __slots__ = ("_attributes", "_borrowed", "_cache", "_name", "_transport", "is_iwarp")
@@ -201,12 +202,12 @@ class Context(Resource):
 
     @property
     def is_software(self) -> bool:
-        """Whether the adapter is a program of the kernel, as Soft-RoCE and software iWARP are."""
+        """Whether the adapter is software in the kernel, as Soft-RoCE and software iWARP are."""
         return (self._attributes or self.attributes).vendor_id in SOFTWARE_DRIVERS
 
     @property
     def num_comp_vectors(self) -> int:
-        """How many completion vectors (interrupts) a CQ may choose from."""
+        """How many completion vectors (interrupts) there are for a CQ to choose from."""
         return int(self._require().num_comp_vectors)
 
     @property
@@ -251,7 +252,7 @@ class Context(Resource):
         )
 
     def query_clock(self) -> DeviceClock:
-        """Ask whether the device gives timestamps, and in which ticks (`ibv_query_device_ex(3)`).
+        """Ask whether the device has timestamps, and in which ticks (`ibv_query_device_ex(3)`).
 
         Raises:
             OSError: The device is gone.
@@ -262,10 +263,10 @@ class Context(Resource):
     def read_clock(self) -> int:
         """The device's clock now, in its ticks (`ibv_query_rt_values_ex(3)`).
 
-        A timestamp and this clock differ by the age of the completion.
+        The age of a completion is this clock minus its timestamp.
 
         Raises:
-            NotSupportedError: The device has no clock to read, as the software devices.
+            NotSupportedError: The device has no clock to read; the software devices have none.
             OSError: The device is gone.
         """
         ticks = ffi.new("uint64_t *")
@@ -292,15 +293,16 @@ class Context(Resource):
     def query_port_speed(self, port: int = 1) -> int:
         """The speed of a port, counted from 1, with all its lanes (`ibv_query_port_speed(3)`).
 
-        `PortAttributes` has it as numbers of lanes and of a speed that the standard gives; here it
-        is what the port effectively has, also where it is joined of several.
+        `PortAttributes` has the standard's codes for the lanes and their speed; this is the
+        effective speed, also of a port that several physical ports form together.
 
         Returns:
             Megabits a second.
 
         Raises:
-            NotSupportedError: The installed libibverbs does not have the call, which rdma-core 62
-                has brought, or the kernel or its driver does not tell, as that of Soft-RoCE.
+            NotSupportedError: The installed libibverbs does not have the call, which is new in
+                rdma-core 62, or the kernel or its driver does not report the speed, as
+                Soft-RoCE's does not.
             OSError: No such port (EINVAL), or the device is gone.
         """
         port = fitting("port", port, 32)
@@ -351,7 +353,7 @@ class Context(Resource):
         """The index of a partition key in the table of a `port` (`ibv_get_pkey_index(3)`).
 
         Args:
-            pkey: 16 bits; the highest bit tells a full member.
+            pkey: 16 bits; the highest bit marks a full member.
             port: Port of the device, from 1.
 
         Raises:
@@ -364,7 +366,7 @@ class Context(Resource):
 
     @property
     def index(self) -> int:
-        """The kernel's number of the device; -1 if it tells none (`ibv_get_device_index(3)`)."""
+        """The kernel's number of the device; -1 if it has none (`ibv_get_device_index(3)`)."""
         return int(lib.ibv_get_device_index(self._require().device))
 
     def __repr__(self) -> str:
@@ -373,10 +375,10 @@ class Context(Resource):
 
 
 def copy_of(kind: type[T], struct: Any, **others: Any) -> T:
-    """A dataclass made of the C members that its fields are named for.
+    """A dataclass made from the C members that its fields are named after.
 
     Args:
-        kind: The dataclass; the type of a field makes the value of the C member.
+        kind: The dataclass; the type of a field converts the value of the C member.
         struct: The C struct.
         others: The fields that are not such members.
     """

@@ -174,8 +174,8 @@ class CompletionQueue(Resource):
         Args:
             solicited_only: Whether to wake the loop only for messages whose sender asks for it
                 (`SendFlags.SOLICITED`).  Other completions are found together with those, or by a
-                regular poll.  This is for queues of receives, because the completion of an own
-                send is never solicited.
+                regular poll.  This is for queues of receives, because the completion of a send is
+                never solicited.
             unused: Whether it is certain that nothing has completed yet.
 
         Raises:
@@ -474,13 +474,13 @@ class CompletionQueue(Resource):
         """Have the adapter raise an event for several completions (`ibv_modify_cq(3)`).
 
         Args:
-            count: Completions of an event, 16 bits; 0 or 1 for an event each.
+            count: Completions per event, 16 bits; 0 or 1 for an event each.
             period_us: Microseconds after which an event comes in any case, 16 bits.
 
         Raises:
             ValueError: A number is out of range.
-            NotSupportedError: The device cannot do it, as the software devices.
-            OSError: It refused.
+            NotSupportedError: The device cannot do it; the software devices cannot.
+            OSError: The device refused.
         """
         attr = ffi.new("struct ibv_modify_cq_attr *")
         attr.attr_mask = lib.IBV_CQ_ATTR_MODERATE

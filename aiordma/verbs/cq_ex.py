@@ -36,7 +36,7 @@ class ExtendedCompletion(WorkCompletion):
             `Context.query_clock` and `Context.read_clock`.
         wallclock_ns: The same in nanoseconds since 1970, if the adapter's clock is set.
         cvlan: Tag of the VLAN with which the packet came.
-        flow_tag: Tag of the flow rule that has directed the packet here.
+        flow_tag: Tag of the flow rule that directed the packet here.
     """
 
     timestamp: int | None = None
@@ -48,14 +48,14 @@ class ExtendedCompletion(WorkCompletion):
 class ExtendedCompletionQueue(CompletionQueue):
     """A completion queue whose completions have more fields (`ibv_create_cq_ex(3)`).
 
-    A program polls it by hand: `poll`, or `req_notify`, `await channel.get_cq_event()`, `poll`,
-    `ack_events`.  Each completion is an `ExtendedCompletion`.  The loop does not manage it, because
-    an awaited operation has no place for the fields: awaited operations of its queue pairs, and
-    `async for`, raise RuntimeError.
+    The program polls it: with `poll`, or with `req_notify`, `await channel.get_cq_event()`, `poll`
+    and `ack_events`.  Each completion is an `ExtendedCompletion`.  The loop does not manage the
+    queue, because an awaited operation has no place for the fields: awaited operations of its queue
+    pairs, and `async for`, raise RuntimeError.
 
     Args:
         context: The device.
-        cqe: As of `CompletionQueue`, like `channel` and `comp_vector`.
+        cqe: As for `CompletionQueue`, like `channel` and `comp_vector`.
         channel: Completion channel.
         comp_vector: Completion vector.
         fields: The fields beside those of a `WorkCompletion`: COMPLETION_TIMESTAMP,
@@ -63,12 +63,12 @@ class ExtendedCompletionQueue(CompletionQueue):
 
     Raises:
         ValueError: `fields` has another field, or as `CompletionQueue`.
-        NotSupportedError: The device has no extended queues, as software iWARP, or not these
-            fields, as Soft-RoCE.
+        NotSupportedError: The device has no extended queues (software iWARP), or does not have
+            these fields (Soft-RoCE).
         OSError: As `CompletionQueue`.
 
     Attributes:
-        fields: All fields that it was made for.
+        fields: All fields that the queue was made for.
     """
 
     __slots__ = ("_extra", "_extras", "fields")
@@ -101,7 +101,7 @@ class ExtendedCompletionQueue(CompletionQueue):
         return check_pointer(handle, "ibv_create_cq_ex")
 
     def manage(self, *, solicited_only: bool = False, unused: bool = False) -> NoReturn:
-        """An extended queue is polled by hand.
+        """Refused: the program polls an extended queue.
 
         Raises:
             RuntimeError: Always.
@@ -113,7 +113,7 @@ class ExtendedCompletionQueue(CompletionQueue):
         """Up to `n` completions, oldest first; empty if there is none (`ibv_start_poll`).
 
         Returns:
-            Objects of `ExtendedCompletion`.
+            Objects of the class `ExtendedCompletion`.
 
         Raises:
             ValueError, RdmaOSError: As `CompletionQueue.poll`.

@@ -30,7 +30,7 @@ class Device:
         guid: 64-bit node GUID.
         node_type: Channel adapter, RNIC, ...
         transport: InfiniBand (RoCE too) or iWARP.
-        index: The kernel's number of the device, as in `rdma link`; -1 if it tells none.
+        index: The kernel's number of the device, as in `rdma link`; -1 if it has none.
     """
 
     name: str
@@ -42,11 +42,11 @@ class Device:
     def open(self) -> Context:
         """Open the device (`ibv_open_device(3)`); the caller closes the context.
 
-        A context opened here and the context of a connection id are different: objects of the
-        former cannot be used with the latter.
+        A context opened here is not that of a connection id: objects made from one cannot be used
+        with the other.
 
         Raises:
-            OSError: The device vanished, or its node in /dev/infiniband is not permitted.
+            OSError: The device vanished, or its node in /dev/infiniband may not be opened.
         """
         with _device_list() as found:
             for pointer in found:
@@ -71,7 +71,7 @@ def _device_list() -> Iterator[list[CData]]:
 def devices() -> list[Device]:
     """The RDMA devices that user space can see; empty if there is none, never raises.
 
-    `why_unavailable()` tells why the list is empty.  Wraps `ibv_get_device_list(3)`.
+    `why_unavailable()` says why the list is empty.  Wraps `ibv_get_device_list(3)`.
     """
     if load_error() is not None:
         return []
@@ -89,13 +89,13 @@ def devices() -> list[Device]:
 
 
 def fork_status() -> ForkStatus:
-    """Whether registered memory stays the adapter's when this process forks.
+    """Whether registered memory stays usable for the adapter when this process forks.
 
-    UNNEEDED where the kernel copies it for the child at once; otherwise a page that the parent
-    writes to after the fork may be lost to the adapter (`ibv_is_fork_initialized(3)`).
+    UNNEEDED where the kernel copies such memory for the child at once; otherwise the adapter may
+    lose a page that the parent writes to after the fork (`ibv_is_fork_initialized(3)`).
 
     Raises:
-        LibraryMissingError: rdma-core's libraries are not there.
+        LibraryMissingError: rdma-core's libraries are not installed.
     """
     return ForkStatus(lib.ibv_is_fork_initialized())
 
@@ -108,8 +108,8 @@ def is_available() -> bool:
 def why_unavailable() -> str | None:
     """None if RDMA can be used; otherwise the missing part and how to get it.  Never raises.
 
-    RDMA can be used if a device opens and an event channel can be made.  The libraries are asked,
-    which need not be those of the kernel; its files are read where they fail, to say why.
+    RDMA can be used if a device opens and an event channel can be made.  The libraries decide this,
+    as they need not use the kernel's RDMA; if they fail, the kernel's files say why.
     """
     missing = load_error()
     if missing is not None:

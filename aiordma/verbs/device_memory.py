@@ -1,10 +1,10 @@
 """Memory of a GPU, registered by way of a dmabuf: `register_device_memory`.
 
 Theory of operation
-    Three parts have to have the ability, and each is asked before the next: the adapter's driver in
-    the kernel, which registers dmabufs or does not; the driver of the GPU, which makes a descriptor
-    of a dmabuf out of an address; and the registration itself.  The error names the part that does
-    not.  Nothing else is tried: to copy by way of the processor is the program's decision.
+    Three parts have to support it, and are tried in this order: the adapter's driver in the kernel,
+    which may not register dmabufs; the GPU's driver, which makes a dmabuf descriptor from an
+    address; and the registration itself.  The error names the part that fails.  Nothing else is
+    tried: whether to copy through the processor's memory is the program's decision.
 
     An exporter returns a descriptor, which is closed after the registration, and the place of the
     memory in the dmabuf.
@@ -35,7 +35,7 @@ _DMABUF = 1
 
 
 def _takes_dmabufs(pd: ProtectionDomain) -> bool:
-    """Ask the kernel, by a descriptor that cannot be: a driver that can says so (EBADF)."""
+    """Ask the kernel, with an invalid descriptor, for which a driver that can says EBADF."""
     region = lib.ibv_reg_dmabuf_mr(pd._handle, 0, _PAGE, 0, -1, 0)
     code = ffi.errno
     if region:
@@ -45,10 +45,10 @@ def _takes_dmabufs(pd: ProtectionDomain) -> bool:
 
 
 def _export_cuda(address: int, nbytes: int) -> tuple[int, int]:
-    """By the driver of CUDA (`cuMemGetHandleForAddressRange`); the range has whole pages.
+    """Export by CUDA's driver (`cuMemGetHandleForAddressRange`); the range has whole pages.
 
     Raises:
-        NotSupportedError: There is no driver, or it does not.
+        NotSupportedError: There is no driver, or it exports nothing.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -93,8 +93,9 @@ def register_device_memory(
     Raises:
         ValueError: It is empty.
         BufferError: Write access to read-only memory.
-        NotSupportedError: A part of the way does not have the ability; the text names it.
-        OSError: Out of resources.
+        NotSupportedError: The adapter's driver or the GPU's does not support it; the text says
+            which.
+        OSError: Resources ran out.
     """
     if not memory.nbytes:
         msg = "a memory region needs at least one byte"

@@ -1,9 +1,9 @@
 """The numbers of libibverbs as enumerations.
 
-Integers, so that they can be imported, compared and documented without the compiled module; a
-test compares each number with the header.  A member is the C name without its prefix: C's
-`IBV_WC_RNR_RETRY_EXC_ERR` is `WCStatus.RNR_RETRY_EXC_ERR` here, so that a search for the field's
-own word finds both.
+They are integers, so that they can be imported, compared and documented without the compiled
+module; a test compares each number with the header.  A member has the C name without its prefix:
+C's `IBV_WC_RNR_RETRY_EXC_ERR` is `WCStatus.RNR_RETRY_EXC_ERR` here, so that a search for the
+field's term finds both.
 
 A newer kernel or driver may report a number that is not listed.  It becomes a member named
 `UNKNOWN_<n>` of the same class: reading an event must never raise.
@@ -62,7 +62,7 @@ class OpenIntEnum(IntEnum):
 
 
 class OpenIntFlag(IntFlag):
-    """An IntFlag that names a value of which it knows no bit."""
+    """An IntFlag that also names a value whose bits are all unknown."""
 
     @classmethod
     def _missing_(cls, value: object) -> Self | None:
@@ -245,7 +245,7 @@ class MWType(OpenIntEnum):
 
 
 class MRAdvice(OpenIntEnum):
-    """An advice for pages of on-demand memory (`ibv_advise_mr_advice`)."""
+    """Advice about pages of on-demand memory (`ibv_advise_mr_advice`)."""
 
     PREFETCH = 0
     PREFETCH_WRITE = 1
@@ -404,7 +404,7 @@ class WCStatus(OpenIntEnum):
 class WCOpcode(OpenIntEnum):
     """Operation that a completion reports (`ibv_wc_opcode`); undefined unless it succeeded.
 
-    `RECV` is a bit: every kind of receive has it, so that `opcode & WCOpcode.RECV` finds it.
+    `RECV` is a bit that every kind of receive has, so that `opcode & WCOpcode.RECV` finds them all.
     """
 
     SEND = 0

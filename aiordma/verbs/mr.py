@@ -219,7 +219,7 @@ class MemoryRegion(Resource):
             pd: Protection domain.
             size: Bytes.
             access: Accesses that are allowed to the adapter.
-            clear: Fill it with zeros; otherwise anything may be in it.
+            clear: Whether to fill it with zeros; otherwise it may hold anything.
 
         Raises:
             OSError: As the class.
@@ -243,7 +243,7 @@ class MemoryRegion(Resource):
         *,
         iova: int | None = None,
     ) -> Self:
-        """Register without holding up the loop: above 1 MiB it is done in a thread.
+        """Register without holding up the loop: above 1 MiB a thread does it.
 
         Args, raises: as the class.
 
@@ -284,8 +284,8 @@ class MemoryRegion(Resource):
 
         Raises:
             ValueError: A number is out of range.
-            NotSupportedError: The device or its driver takes no dmabuf.
-            OSError: No such descriptor (EBADF), or it is no dmabuf.
+            NotSupportedError: The device or its driver supports no dmabufs.
+            OSError: There is no such descriptor (EBADF), or it is no dmabuf.
         """
         where = offset if iova is None else iova
         _check_access(pd.context, access)
@@ -303,11 +303,11 @@ class MemoryRegion(Resource):
 
     @classmethod
     def implicit(cls, pd: ProtectionDomain, access: Access = Access.LOCAL_WRITE) -> Self:
-        """Register all memory of the process, now and later, by on-demand paging.
+        """Register all memory of the process, present and future, by on-demand paging.
 
-        Nothing is pinned, and nothing kept alive: a piece of it is `SGE(region, address, length)`,
-        and the caller sees to it that the memory exists.  With remote rights it opens the whole
-        process to the peer.
+        Nothing is pinned or kept alive: a piece of the region is `SGE(region, address, length)`,
+        and the caller makes sure that its memory exists.  With remote rights the region opens the
+        whole process to the peer.
 
         Args:
             pd: Protection domain.
@@ -315,7 +315,7 @@ class MemoryRegion(Resource):
 
         Raises:
             NotSupportedError: The device has no implicit on-demand paging.
-            OSError: Out of resources.
+            OSError: Resources ran out.
         """
         access |= Access.ON_DEMAND
         _check_access(pd.context, access)
@@ -334,11 +334,11 @@ class MemoryRegion(Resource):
 
         Args:
             advice: PREFETCH for reading, PREFETCH_WRITE, or PREFETCH_NO_FAULT for pages that are
-                there.
+                in memory already.
             offset: First byte, from the region's start.
             length: Bytes; None for all from `offset` on.
 
-        Returns when the pages are there; a thread waits for it.
+        Returns when the pages are in memory; a thread waits for them.
 
         Raises:
             ValueError: The piece is not inside the region.
@@ -377,7 +377,7 @@ class MemoryRegion(Resource):
 
         Raises:
             ResourceClosedError: The region is closed.
-            BufferError: It has no memory of this process: dmabuf, implicit.
+            BufferError: It was not made from memory of this process: `from_dmabuf`, `implicit`.
         """
         self._require()
         if (view := self._look()) is None:
@@ -477,7 +477,7 @@ async def make_region(size: int, make: Callable[[], _Region]) -> _Region:
 
 
 def check_region(region: object, pd: ProtectionDomain) -> None:
-    """Check a region that is to take the place of another.
+    """Check a region that is to replace another.
 
     Raises:
         TypeError: Not a region.
@@ -522,9 +522,9 @@ def place_of(
     Args:
         sge: The piece in C, as it is now.
         region: The region of the piece now.
-        other: The region instead, from its start on unless `offset` is given; None for the same.
+        other: The new region, from its start on unless `offset` is given; None for the same.
         offset: First byte, from the start of the region; None for the same.
-        length: Bytes; None for as many.
+        length: Bytes; None for the same number.
         pd: Protection domain of the queue.
 
     Raises:
@@ -558,13 +558,13 @@ class SGE:
     offset: int = 0
     length: int | None = None
 
-    # Not that of dataclass: a program may make a piece for each transfer, and that one would take
+    # Not the dataclass's own: a program may make a piece for each transfer, and that one would take
     # nearly twice as long.
     def __init__(self, mr: MemoryRegion, offset: int = 0, length: int | None = None) -> None:
         try:
             room = mr.length
         except AttributeError:
-            msg = f"a piece is one of a MemoryRegion, not of {mr!r}"
+            msg = f"a piece belongs to a MemoryRegion, not to {mr!r}"
             raise TypeError(msg) from None
         if type(offset) is not int:
             offset = whole("offset", offset)
@@ -587,7 +587,7 @@ _set_mr, _set_offset, _set_length = (vars(SGE)[name].__set__ for name in ("mr", 
 
 
 def bytes_of(view: memoryview, access: Access) -> CData:
-    """The bytes of a view, as C sees them; holds the export.
+    """The bytes of a view, for C; keeps it exported.
 
     Raises:
         TypeError: They are references to Python objects.
@@ -618,7 +618,7 @@ def check_memory(buffer: Any, access: Access) -> None:
     """Raise as `MemoryRegion` would, without making or exporting anything that stays.
 
     Raises:
-        TypeError: No buffer, and no number of bytes; or an array of Python objects.
+        TypeError: Neither a buffer nor a number of bytes; or an array of Python objects.
         ValueError: It is empty or not contiguous.
         BufferError: Write access to a read-only buffer.
     """
@@ -642,10 +642,10 @@ def is_unpinnable(exc: OSError) -> bool:
 
 
 def _fresh(size: int, access: Access) -> mmap.mmap:
-    """Zeroed memory for a region of its own.
+    """Zeroed memory that belongs to the region.
 
     Raises:
-        ValueError: No bytes, or huge ones.
+        ValueError: The size is not positive, or `access` asks for huge pages.
     """
     whole("the number of bytes", size, 1, _MOST_BYTES)
     if int(access) & _HUGETLB:
@@ -655,17 +655,17 @@ def _fresh(size: int, access: Access) -> mmap.mmap:
 
 
 def _check_access(context: Context, access: Access, verb: str = "ibv_reg_mr") -> None:
-    """Refuse rights that do not fit each other, or the device.
+    """Refuse rights that contradict each other, or that the device does not support.
 
     Raises:
-        ValueError, NotSupportedError: They do not.
+        ValueError, NotSupportedError: The rights are refused.
     """
     rights = int(access)
     if rights & _REMOTE_WRITES and not rights & _LOCAL_BITS:
         msg = "remote write and atomic access need LOCAL_WRITE, too"
         raise ValueError(msg)
     if rights & _ZERO_BASED:
-        # Soft-RoCE refuses it, software iWARP takes and ignores it.
+        # Soft-RoCE refuses it, software iWARP accepts and ignores it.
         msg = "register with iova=0 instead of ZERO_BASED"
         raise ValueError(msg)
     if rights & _ON_DEMAND and not context.query_odp().general_caps & ODPGeneralCaps.SUPPORT:
@@ -676,7 +676,7 @@ def _check_iova(context: Context, iova: int, own: int, length: int) -> None:
     """Refuse an address that the device cannot give the memory at `own`.
 
     Raises:
-        ValueError, NotSupportedError: It cannot.
+        ValueError, NotSupportedError: The address is refused.
     """
     if iova == own:
         return
@@ -704,6 +704,6 @@ def _refusal(code: int, verb: str, context: Context, access: Access, length: int
 
 
 def _unsupported(verb: str, context: Context, what: str) -> NotSupportedError:
-    """The exception for a capability that the device has not."""
+    """The exception for a capability that the device does not have."""
     text = f"{verb}: the device {context.name} does not support {what}"
     return NotSupportedError(errno.EOPNOTSUPP, text)

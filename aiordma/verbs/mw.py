@@ -1,18 +1,18 @@
-"""MemoryWindow: a part of a region that is opened to a peer, and closed again, at no great cost.
+"""MemoryWindow: a part of a region that is opened to a peer, and closed again, at little cost.
 
 Theory of operation
     A window is bound by a request of the send queue: it then has a key of its own for a part of a
     region, with rights of its own.  Binding it again, invalidating or closing it ends that key;
     the region stays registered.
 
-    From the moment a bind is posted the window holds the region that it opens, and a window of
-    type 2 its queue pair, too: C would refuse to destroy them, or wait.  They are let go when a
+    From the moment a bind is posted, the window holds the region that it opens, and a window of
+    type 2 also its queue pair: C would refuse to destroy them, or wait.  They are released when a
     completion has shown that the window is closed, or the window is gone.  A bind that failed, or
-    whose completion was never seen, proves nothing: then only `close()` does.
+    whose completion was never seen, proves nothing: then only `close()` releases them.
 
-    To close the region or the queue pair shuts the peer out, and so it closes the window.
+    Closing the region or the queue pair shuts the peer out, and so it closes the window.
 
-    A change runs in a task of its own: to cancel the wait for it does not stop it, and its result
+    A change runs in a task of its own: canceling the wait for it does not stop it, and its result
     has to be noted all the same.
 """
 
@@ -51,19 +51,18 @@ class MemoryWindow(Resource):
 
     Args:
         pd: Protection domain of the window, of the region that it opens, and of the queue pairs.
-        type: TYPE_1: the device chooses the key; can be bound again at any time; any queue pair of
-            the domain serves the peer.  TYPE_2: the caller chooses the last byte of the key; has
-            to be invalidated before it is bound again; only the queue pair on which it was bound
-            serves the peer, and the peer can invalidate it.
+        type: TYPE_1: the device chooses the key; the window can be bound again at any time; any
+            queue pair of the domain serves the peer.  TYPE_2: the caller chooses the last byte of
+            the key; the window has to be invalidated before it is bound again; only the queue pair
+            on which it was bound serves the peer, and the peer can invalidate it.
 
     Raises:
         NotSupportedError: The device has no windows of this type; software iWARP has none at all.
-        OSError: Out of resources.
+        OSError: Resources ran out.
 
-    Soft-RoCE of Linux 6.12 needs care.  It does not enforce the bounds of a window: a window
-    narrows down rights and time, and no addresses; register
-    the exact bytes where those matter.  And with windows of type 2 a peer can crash its kernel:
-    use type 1 there.
+    Soft-RoCE of Linux 6.12 needs care.  It does not enforce the bounds of a window, only its rights
+    and its end: if the bounds matter, register exactly these bytes.  And with windows of type 2 a
+    peer can crash its kernel: use type 1 there.
 
     Attributes:
         pd: The protection domain.
@@ -106,8 +105,8 @@ class MemoryWindow(Resource):
     def rkey(self) -> int:
         """The key for the peer; each bind changes it.
 
-        Can be set, where BIND_MW requests are posted raw: to the key of a bind of type 2 whose
-        completion has come.  `bind()` does that by itself.
+        A program that posts BIND_MW requests raw sets it to the key of a bind of type 2 when that
+        has completed.  `bind()` does so by itself.
 
         Raises:
             ResourceClosedError: The window is closed.
@@ -140,13 +139,13 @@ class MemoryWindow(Resource):
                 ZERO_BASED: the peer counts addresses from 0.
             key: Type 2: last byte of the new key, 0 to 255; None for the next.
 
-        Returns when the peer has access.  A window of type 1 that was bound is so no longer.
+        Returns when the peer has access.  An earlier bind of a window of type 1 has then ended.
 
         Raises:
-            ValueError: The part is empty or not inside the region, or rights, domains or key do
-                not fit.
+            ValueError: The part is empty or not inside the region, or the rights, the protection
+                domains or the key do not suit the window.
             RdmaOSError: A change is under way, or the window is of type 2 and bound (EBUSY).
-            ResourceClosedError: Window, region or queue pair is closed.
+            ResourceClosedError: The window, the region or the queue pair is closed.
             CompletionError: The device refused it, or the queue pair failed; the window can only
                 be closed then.
 
@@ -185,17 +184,17 @@ class MemoryWindow(Resource):
     async def invalidate(self, qp: QueuePair | None = None) -> None:
         """End the peer's access; the window can then be bound again.
 
-        Type 2: by a LOCAL_INV request on the queue pair of the bind.  Type 1: by a bind of
-        nothing.  Returns when no access is possible any more; a later access ends the connection of
-        the peer, with `RemoteAccessError` there.
+        A window of type 2 is invalidated by a LOCAL_INV request on the queue pair of the bind, a
+        window of type 1 by a bind to no bytes.  Returns when no access is possible any more; a
+        later access ends the peer's connection, with `RemoteAccessError` there.
 
         Args:
             qp: Carries it out; None for the queue pair of the bind.
 
         Raises:
-            ValueError: The window is not bound, or `qp` is not the queue pair of a type 2.
+            ValueError: The window is not bound, or is of type 2 and bound on another queue pair.
             RdmaOSError: A change is under way (EBUSY).
-            ResourceClosedError: Window or queue pair is closed.
+            ResourceClosedError: The window or the queue pair is closed.
             CompletionError: The queue pair failed; close the window instead.
 
         Cancellation: ends the wait; the invalidation takes place.
@@ -222,7 +221,7 @@ class MemoryWindow(Resource):
         """Note that the peer has invalidated the window by its message (SEND_WITH_INV).
 
         Args:
-            completion: Of the receive into which the message came.
+            completion: The completion of the message's receive.
 
         Raises:
             ValueError: It names another key, or none: the peer's claim is false.

@@ -1,4 +1,4 @@
-"""ProtectionDomain: which memory a queue pair may touch, and which queue pairs memory trusts."""
+"""ProtectionDomain: which memory a queue pair may use, and which queue pairs may use memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_EXPOSURES = (1 << 32) - 1  # then their numbers begin again
 class ProtectionDomain(Resource):
     """A protection domain (`ibv_alloc_pd(3)`).
 
-    A connection has one of its own by default: a key that leaks to another connection of the same
+    By default each connection has its own: a key that leaks to another connection of the same
     process then opens nothing.
 
     Args:

@@ -2,7 +2,7 @@
 
 Theory of operation
     jVerbs calls this a stateful verb method.  An ordinary post checks its requests, translates them
-    into C structures and notes each; this is done once here.  An execution is one C call
+    into C structures and notes each; here this is done once.  An execution is one C call
     (`aio_execute` in _ffi/posting.c) and the accounting around it, and neither leaves an object.
 
     Each request of the list has one entry in the slot table for the life of the prepared post, and
@@ -16,7 +16,7 @@ Theory of operation
     executions from before the patch have completed.
 
     Whether a request is signaled decides which requests end with it, and one entry stands for all
-    of its executions: so SIGNALED changes only while none is under way.
+    of its executions: so SIGNALED can change only while none is under way.
 """
 
 from __future__ import annotations
@@ -118,12 +118,12 @@ class PreparedPost(Uncopied):
     """Requests that are posted again and again: the stateful verb method of jVerbs.
 
     Made by `QueuePair.prepare_send` and `QueuePair.prepare_recv`.  Each `execute()` posts the list
-    once more with one doorbell, and its completions come out of the CQ with the callers' numbers.
-    Between two executions `patch` changes numbers, pieces and remote addresses in place.  Used in
-    a `with` block it is freed at the end.
+    once more with one doorbell, and its completions come out of the CQ with the caller's numbers.
+    Between two executions `patch` changes numbers, pieces and remote addresses in place.  A `with`
+    block frees it at the end.
 
-    An execution takes the bytes of the buffers at that moment, or later: as with every post, the
-    memory belongs to the adapter until the completion, except for INLINE requests.
+    The adapter reads the buffers when it executes the requests: as with every post, the memory
+    belongs to the adapter until the completion, except for INLINE requests.
     """
 
     __slots__ = (
@@ -190,7 +190,7 @@ class PreparedPost(Uncopied):
         """Post the list once more, with one doorbell; returns itself.
 
         Makes no C structure and keeps no Python object.  In the error state of the queue pair the
-        requests complete as flushed, as those of an ordinary post.
+        requests complete as flushed, as with an ordinary post.
 
         Raises:
             RdmaOSError: The queue has not enough free places; nothing was posted (EAGAIN).
@@ -266,11 +266,13 @@ class PreparedPost(Uncopied):
 
         Raises:
             ValueError: A number is out of range, the piece is not inside its region, or this kind
-                of request has no such field.  Nothing is changed then, nor after the others.
+                of request has no such field.
             TypeError: Not a region, or not flags.
             IndexError: There is no such request or piece.
             RdmaOSError: SIGNALED would change, and executions are under way (EBUSY).
             ResourceClosedError: The post was freed, or the region is closed.
+
+        After an exception nothing has changed.
         """
         if self._freed:
             msg = "the prepared post was freed"
@@ -387,7 +389,7 @@ class PreparedPost(Uncopied):
         self._settle()
 
     def _settle(self) -> None:
-        """Once freed and idle: let go of the entries and the memory."""
+        """Release the entries and the memory, once freed and idle."""
         if not self._freed or any(one.retired != self._c.executions for one in self._entries):
             return
         entries, self._entries = self._entries, []

@@ -731,22 +731,23 @@ class QueuePair(Resource):
         """Change attributes (`ibv_modify_qp(3)`), by their C names: see `QPChanges`.
 
         Args:
-            mask: Which attributes are meant; None for those that are given, which is what it must
-                be.  For programs that are written like C.
+            mask: For programs that are written like C: which attributes are meant; it has to name
+                exactly those in `changes`.  None: those.
             changes: Their values, such as `qp_state=QPState.ERR`, or `ah_attr=AHAttributes(...)`.
 
-        A change to RTR with an address of RoCE asks the network for the neighbor, and blocks for up
-        to seconds while it does not answer: `BringUp.connect` does it in a thread.
+        On RoCE a change to RTR asks the network for the neighbor, and blocks for up to several
+        seconds if that does not answer: `BringUp.connect` does it in a thread.
 
-        RESET has the adapter forget all requests without a completion.  So it is refused while any
-        is under way: move to ERR first, and let them be flushed.  The places of requests that the
-        adapter did not flush are free again, and its prepared posts are freed.
+        RESET makes the adapter forget all requests without a completion.  So it is refused while
+        any is under way: move to ERR first, and let them be flushed.  After it the entries of
+        requests that the adapter did not flush are free, and all prepared posts are freed.
 
         Raises:
-            ValueError: An unknown name, a value out of range, or another mask.
-            TypeError: A value of another kind.
-            RdmaOSError: RESET, while requests are under way, or a thread still makes the
-                change of `BringUp.connect`.
+            ValueError: A name is unknown, a value is out of range, or `mask` names other
+                attributes.
+            TypeError: A value has the wrong type.
+            RdmaOSError: RESET, while requests are under way, or while a thread still makes the
+                change of `BringUp.connect` (EBUSY).
             NotSupportedError: An alternate path, other than on InfiniBand.
             OSError: The transition is not allowed (EINVAL), or the neighbor does not answer
                 (ETIMEDOUT, EHOSTUNREACH).
@@ -791,8 +792,8 @@ class QueuePair(Resource):
         # A late change would connect a queue pair that began anew to the peer that was given up.
         if self._moving is not None and self._moving.under_way:
             msg = (
-                "the kernel still looks for the neighbor, for a `BringUp.connect` that goes on or "
-                "was given up: try again when that has ended, or close the queue pair"
+                "the kernel still looks for the neighbor, for a `BringUp.connect` that is running "
+                "or was given up: try again when that has ended, or close the queue pair"
             )
             raise busy_error(msg)
 
@@ -807,14 +808,14 @@ class QueuePair(Resource):
         self._read_depth = self._rules = None
 
     def _limit_reads(self, depth: int) -> None:
-        """So many own reads and atomics may be under way from now on."""
+        """Allow so many reads and atomics to be under way from now on."""
         if self._init.qp_type != QPType.UD:
             self._read_depth, self._rules = depth, None
 
     def _enter_error(self) -> None:
         self._in_error = True
         if self.outstanding:
-            # Of these queues: RESET may give it others meanwhile. Weakly: the timer must not keep
+            # Only these queues: RESET may give it others meanwhile. Weakly: the timer must not keep
             # alive, after a close, what the queue pair refers to.
             queues = [weakref.ref(queue) for queue in self._queues or ()]
             with contextlib.suppress(RuntimeError):
@@ -831,20 +832,20 @@ class QueuePair(Resource):
 
     @property
     def state(self) -> QPState:
-        """Current state, asked from the device."""
+        """The current state, as the device reports it."""
         return self.query().qp_state
 
     def set_min_rnr_timer(self, milliseconds: float) -> None:
         """Set how long a sender waits when it found no receive posted here (`ibv_modify_qp(3)`).
 
-        Of a connected queue pair; `QPPolicy.min_rnr_timer` is the value to connect with.
+        For a connected queue pair; `QPPolicy.min_rnr_timer` is the value to connect with.
 
         Args:
             milliseconds: Milliseconds, 0.01 to 655.36; rounded up to one of the 32 delays that
                 InfiniBand has.
 
         Raises:
-            TypeError, ValueError: Not such a number.
+            TypeError, ValueError: `milliseconds` is not a number, or is out of range.
             NotSupportedError: iWARP has no such timer.
             OSError: EINVAL, the queue pair is not ready to receive.
         """
@@ -859,10 +860,10 @@ class QueuePair(Resource):
     def to_error(self) -> None:
         """Move to the error state: posted requests complete as flushed.  Idempotent.
 
-        Software adapters do not flush everything.  A request that is not flushed within a second
-        ends here, awaited or raw; its memory stays registered until the queue pair is destroyed.
-        Requests that are posted from now on are flushed without the adapter, which might keep them
-        for ever.
+        Software adapters do not flush everything.  A request, awaited or raw, that is not flushed
+        within a second is ended by the library; its memory stays registered until the queue pair is
+        destroyed.  Requests that are posted from now on are flushed without the adapter, which
+        might keep them for ever.
         """
         if self.closed:
             return
@@ -881,7 +882,7 @@ class QueuePair(Resource):
 
     @property
     def outstanding(self) -> int:
-        """Posted requests whose completion has not been seen."""
+        """Number of posted requests whose completion has not been seen."""
         return sum(map(len, self._queues or ()))
 
     def _failed(self, operation: str, record: WCRecord) -> None:
@@ -936,7 +937,7 @@ class QueuePair(Resource):
             self._last_receive = None  # there is nothing to wait for
         loop = running_loop()
         # The adapter forgets the memory only when the queue pair is destroyed: so the queue pair
-        # keeps it from now on, in place of the requests.  Not so a window that is bound to it: that
+        # keeps it from now on, instead of the requests; but not a window that is bound to it, which
         # has to go first.
         for queue in self._queues or ():
             queue.room.fail(lambda: ResourceClosedError("the queue pair was closed"))

@@ -1,4 +1,4 @@
-"""The attributes of a queue pair: asked for, given by the device, and of the moment."""
+"""The attributes of a queue pair: requested, granted by the device, and current."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class QPInitAttr:
         max_send_sge: Pieces per send request.
         max_recv_sge: Pieces per receive request.
         max_inline_data: Bytes that a send may carry in the request itself.
-        srq: Shared receive queue, in place of a receive queue of its own; `max_recv_wr` and
-            `max_recv_sge` mean nothing then.
-        sq_sig_all: Every send completes visibly, whatever its flags.
+        srq: Shared receive queue, instead of a receive queue of its own; `max_recv_wr` and
+            `max_recv_sge` then have no meaning.
+        sq_sig_all: Whether every send makes a completion, whatever its flags.
         qp_type: RC; or UC or UD where the device has them.
     """
 
@@ -70,7 +70,7 @@ def check_init(pd: object, attr: object, cq: CompletionQueue | None = None) -> N
     grow for the queue pair.
 
     Raises:
-        TypeError: Not a protection domain and a `QPInitAttr`.
+        TypeError: Not a protection domain, or not a `QPInitAttr`.
         ValueError: The shared receive queue belongs to another protection domain.
         OSError: EINVAL, a size is above the device's limit.
     """
@@ -100,7 +100,7 @@ def check_init(pd: object, attr: object, cq: CompletionQueue | None = None) -> N
 
 @dataclass(frozen=True, slots=True)
 class QPLimits:
-    """The depths that the device has given, at least as large as was asked for."""
+    """The depths that the device has granted, at least as large as requested."""
 
     max_send_wr: int
     max_recv_wr: int
@@ -128,7 +128,7 @@ class QPAttributes:
 
     `timeout` is the exponent e of 4.096 us * 2**e, `min_rnr_timer` a code of the table
     `aiordma.verbs.rnr_timer.RNR_TIMERS_MS`, `ah_attr` the way to the peer and `alt_ah_attr` the
-    alternate way, of which an adapter without alternate paths tells zeros.
+    alternate way, which is all zeros on an adapter without alternate paths.
     """
 
     qp_state: QPState
@@ -161,7 +161,7 @@ def create(
     recv_cq: CompletionQueue,
     token: int,
 ) -> tuple[Any, int, QPLimits]:
-    """A new C queue pair, whose events carry `token`; its number, and the depths of the device.
+    """Make a C queue pair, whose events carry `token`; return it, its number and its depths.
 
     Raises:
         ValueError: A size is out of range.

@@ -1,8 +1,8 @@
 """Changes of a queue pair's attributes: by their C names, checked, and translated for C.
 
-C takes a struct and a mask that says which of its members count.  Here each change has a name and
-a value, and the mask follows from the names: a member without its bit, and a bit without its
-member, which C takes in silence, cannot be written down.
+C takes a struct and a mask that says which of its members count, and silently accepts a member
+without its bit, and a bit without its member.  Here each change has a name and a value, and the
+mask follows from the names, so neither can be written down.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class QPChanges(TypedDict, total=False):
 
     Attributes:
         qp_state: State to move to.
-        cur_qp_state: State that it is in, where the adapter cannot know.
+        cur_qp_state: State that it is in, if the adapter cannot know that.
         path_mtu: MTU of the path; both ends need the same.
         path_mig_state: Whether the alternate path is armed.
         qkey: Key that a datagram has to carry, 32 bits.
@@ -41,14 +41,15 @@ class QPChanges(TypedDict, total=False):
         alt_timeout: As `timeout`, for the alternate way.
         pkey_index: Index in the port's table of partition keys.
         en_sqd_async_notify: 1 for an event when the send queue has drained (SQD).
-        max_rd_atomic: Own reads and atomics under way at a time.
+        max_rd_atomic: Reads and atomics of this side under way at a time.
         max_dest_rd_atomic: Reads and atomics of the peer that are served at a time.
-        min_rnr_timer: Code of the delay that a sender is asked for without a receive, 5 bits.
+        min_rnr_timer: Code of the delay that a sender is asked for when no receive is posted, 5
+            bits.
         port_num: Port of the device, from 1.
         timeout: Exponent e of the acknowledgement timeout, 4.096 us * 2**e, 5 bits; 0 for none.
         retry_cnt: Retries after a timeout, 0 to 7.
         rnr_retry: Retries after receiver-not-ready, 0 to 6; 7 for ever.
-        rate_limit: Limit of the rate in kbit/s; 0 for none.
+        rate_limit: Rate limit in kbit/s; 0 for none.
     """
 
     qp_state: QPState
@@ -119,9 +120,9 @@ def check_changes(changes: Mapping[str, Any]) -> None:
     """Check names and values.
 
     Raises:
-        ValueError: An unknown name, a value that is out of range, or parts of an alternate path
-            without `alt_ah_attr`.
-        TypeError: A value of another kind.
+        ValueError: A name is unknown, a value is out of range, or there are parts of an alternate
+            path without `alt_ah_attr`.
+        TypeError: A value has the wrong type.
     """
     for name, value in changes.items():
         if name in WAYS:
@@ -132,7 +133,7 @@ def check_changes(changes: Mapping[str, Any]) -> None:
             msg = f"a queue pair has no attribute {name} that can be changed"
             raise ValueError(msg)
     if "alt_ah_attr" not in changes and any(name.startswith("alt_") for name in changes):
-        msg = "an alternate path needs alt_ah_attr, beside the parts that are given"
+        msg = "an alternate path needs alt_ah_attr, in addition to the parts that are given"
         raise ValueError(msg)
 
 
@@ -146,7 +147,7 @@ def to_c(changes: Mapping[str, Any]) -> tuple[Any, int]:
 
 
 def changes_of(attr: Any, mask: int) -> QPChanges:
-    """The members of a C struct that count by its mask."""
+    """The members of a C struct that its mask selects."""
     found: dict[str, Any] = {}
     for name, bit in _BITS.items():
         if not mask & bit:

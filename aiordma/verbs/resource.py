@@ -64,7 +64,7 @@ class ResourceState(Enum):
 # A look into an enumeration costs more than the rest of `_require`.
 _OPEN, _DESTROYING = ResourceState.OPEN, ResourceState.DESTROYING
 _reference = weakref.ref
-#: In place of a dictionary of its own, for each object of which nothing was made yet.
+#: Instead of a dictionary of its own, for each object from which nothing was made yet.
 _NOTHING_MADE: dict[int, weakref.ref[Resource]] = {}
 
 
@@ -386,7 +386,7 @@ class Resource(Uncopied):
         if isinstance(self._outcome, BaseException):
             raise self._outcome
 
-    # For subclasses to define.
+    # For subclasses to define
 
     @property
     def _home(self) -> asyncio.AbstractEventLoop | None:
@@ -403,14 +403,14 @@ class Resource(Uncopied):
         """Refuse the strict destroy, by raising, for a reason other than children."""
 
     def _on_close(self) -> None:
-        """Loop-side clean-up, before the C object may go: readers, waiters, tables."""
+        """Clean up what belongs to the loop, before the C object goes: readers, waiters, tables."""
 
     def _destroy(self, handle: Any) -> None:
         """The C destroy call; runs in any thread.  Raises OSError when it fails."""
         raise NotImplementedError
 
     def poison_after_fork(self) -> None:
-        """In a forked child: end it without a C call, and everything that was made from it."""
+        """In a forked child: end this object, and all that was made from it, without a C call."""
         if self._state is ResourceState.FORKED:
             return
         self._state = ResourceState.FORKED

@@ -1,8 +1,8 @@
 """The RNR timer: the delay after which a sender tries again when no receive is posted.
 
-InfiniBand gives 32 delays a code of 5 bits (IBTA 1.4, section 9.7.5.2.8, table "Encoding for RNR
-NAK timer field").  The codes are not in order: 0 is the longest delay, and the connection manager
-sets it.
+InfiniBand has 32 delays, each with a code of 5 bits (IBTA 1.4, section 9.7.5.2.8, table "Encoding
+for RNR NAK timer field").  The codes are not in order: 0, which the connection manager sets, is the
+longest delay.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RNR_TIMERS_MS = (
 
 
 def rnr_timer_code(milliseconds: float) -> int:
-    """The code of the shortest delay that is not shorter than asked for.
+    """The code of the shortest delay that is at least as long as `milliseconds`.
 
     Raises:
         TypeError: Not a number.

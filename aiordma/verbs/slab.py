@@ -1,12 +1,12 @@
-"""Slabs: page-aligned memory of connections, kept for the next one.
+"""Slabs: page-aligned memory of connections, kept for the next connection.
 
 Theory of operation
-    A slab is an anonymous mapping of its own: small objects would share pages with others.  To
-    map memory and to make its pages takes longer than to register it: for a connection with
+    A slab is an anonymous mapping of its own: small objects would share pages with others.
+    Mapping memory and making its pages takes longer than registering it: for a connection with
     default settings eight milliseconds of emulated time against a half.  So memory that neither the
     adapter nor a message of the program uses any more is not unmapped but kept, up to `KEEP` bytes
-    in all.  It is cleared only for a use that shows it to a reader other than its writer; in any
-    other use no byte is read that was not written before.
+    in all.  It is cleared only for a use in which another than its writer reads it; in any other
+    use no byte is read that was not written before.
 
     The last view of a slab may go in any thread, and whenever the collector runs.
 
@@ -104,11 +104,11 @@ fork.renew(_forget)
 
 
 def slab(size: int, *, clear: bool = False) -> CData:
-    """At least `size` bytes, a `char[]`; they live as long as it, or a buffer of it.
+    """At least `size` bytes, as a `char[]`; they live as long as that, or any buffer of it.
 
     Args:
         size: Bytes.
-        clear: Fill them with zeros; otherwise anything may be in them.
+        clear: Whether to fill them with zeros; otherwise they may hold anything.
 
     Raises:
         OSError: ENOMEM, the memory or the number of mappings is at its limit.

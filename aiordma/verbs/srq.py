@@ -7,15 +7,15 @@ Theory of operation
     its own, which its completion finds by number.
 
     A receive counts as posted until its completion is seen: the count is a little more than the
-    receives that the adapter still has, never less.  That number limits the posts to the queue's
+    receives that the adapter still has, never less.  The count limits the posts to the queue's
     depth, is promised to every CQ in which the receives could complete, and is one of the two signs
     of the low-water mark.  The other is the adapter's own event, which also counts messages that
-    have begun and not completed.  Either suffices, so that neither a lost event nor a late
-    completion makes the wait hang.
+    have begun and not completed.  Either suffices, so neither a lost event nor a late completion
+    makes the wait hang.
 
     A queue pair that fails in the middle of a message may keep the receive that it had taken
-    (Soft-RoCE of Linux 6.12 does).  The receive stays posted for this file, with its memory, until
-    the shared queue itself is destroyed.
+    (Soft-RoCE of Linux 6.12 does).  The receive stays posted here, with its memory, until the
+    shared queue itself is destroyed.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class SRQAttributes:
 def _create(
     pd: ProtectionDomain, max_wr: int, max_sge: int, token: int
 ) -> tuple[Any, SRQAttributes]:
-    """A new queue, whose events carry `token`, and the limits that the device has given.
+    """Make a queue, whose events carry `token`; return it and the limits that the device granted.
 
     Raises:
         ValueError: A size is not positive.
@@ -121,7 +121,7 @@ class _Receive:
         self.future: asyncio.Future[WorkCompletion] | None = None
 
     def tell(self, record: WCRecord) -> None:
-        """Give the future the completion, or the error."""
+        """Set the future to the completion, or the error."""
         if self.future is None or self.future.done():
             return
         if record[1] == 0:
@@ -130,7 +130,7 @@ class _Receive:
             self.future.set_exception(record_error("recv", record))
 
     def release_regions(self) -> None:
-        """Let the memory go."""
+        """Release the memory."""
         regions, self.regions = self.regions, ()
         for region in regions:
             region._let_go()
@@ -141,7 +141,7 @@ class PreparedReceives(Uncopied):
 
     Made by `SharedReceiveQueue.prepare_recv`.  Each `execute()` posts the list once more; each
     receive is taken by whichever queue pair's message comes next, and completes there with the
-    number that it had at that moment.  Used in a `with` block it is freed at the end.
+    number that it had when it was posted.  A `with` block frees it at the end.
     """
 
     __slots__ = ("_caller_ids", "_first", "_keep", "_regions", "_srq")
@@ -197,13 +197,13 @@ class PreparedReceives(Uncopied):
         Args:
             request: The receive, counted from 0.
             wr_id: The number of its completion.
-            piece: The piece that the following change, counted from 0.
+            piece: The piece that `region`, `offset` and `length` are for, counted from 0.
             region: The region that the piece is in.
             offset: First byte of the piece, from the start of the region.
             length: Bytes of the piece.
 
         Raises:
-            TypeError, ValueError, IndexError: As of `PreparedPost.patch`; nothing was changed.
+            TypeError, ValueError, IndexError: As `PreparedPost.patch`; nothing was changed.
             ResourceClosedError: It was freed, or a region is closed.
         """
         srq = self._open()
@@ -259,12 +259,11 @@ class SharedReceiveQueue(Resource):
         OSError: Above the device's limits (EINVAL), or out of resources.
 
     Ownership: the memory of a receive stays registered until its completion has been seen, or the
-    queue is destroyed, which is after its last queue pair.
+    queue is destroyed, which happens after its last queue pair.
 
     Attributes:
-        limits: The limits that the device has given, at least as large as was asked for.
-        room: Places for posts; counts the depth that was asked for, not the depth that the device
-            gave.
+        limits: The limits that the device has granted, at least as large as requested.
+        room: Places for posts: of the depth that was requested, even if the device granted more.
     """
 
     __slots__ = (
@@ -286,7 +285,7 @@ class SharedReceiveQueue(Resource):
         self._cqs: Counter[CompletionQueue] = Counter()  # queue pairs that complete there
         self._marks: dict[asyncio.Future[None], int] = {}  # low-water marks that are waited for
         self._armed = 0  # the device's own limit, as far as is known here; 0 for none
-        self._awaited = False  # every CQ in which a receive could complete is drained by the loop
+        self._awaited = False  # whether the loop drains every CQ in which a receive could complete
         self._loop: asyncio.AbstractEventLoop | None = None
         self._unwatch: Callable[[], None] | None = None
         super().__init__(handle, (pd,))
@@ -296,7 +295,7 @@ class SharedReceiveQueue(Resource):
     # Queue pairs
 
     def _admit(self, cq: CompletionQueue) -> None:
-        """A queue pair that completes in `cq` is about to be made: any receive may land there."""
+        """Note that a queue pair which completes in `cq` is made: any receive may arrive there."""
         if self._awaited:
             cq.manage()
         with _lock:
@@ -316,7 +315,7 @@ class SharedReceiveQueue(Resource):
 
     @property
     def outstanding(self) -> int:
-        """Posted receives whose completion has not been seen."""
+        """Number of posted receives whose completion has not been seen."""
         return len(self._table)
 
     def post_recv(self, requests: RecvWR | Sequence[RecvWR]) -> None:
@@ -424,15 +423,15 @@ class SharedReceiveQueue(Resource):
         Returns:
             The completion; `qp_num` is the queue pair, `byte_len` the length.
 
-        Waits for a free place first.  Without limit, as a peer need not send.
+        Waits for a free place first, and without a time limit, as peers need not send.
 
         Raises:
             ValueError: A receive CQ of a queue pair has no channel, so that it cannot be awaited.
-            CompletionError: The queue pair that took it failed; the subclass names the reason.
+            CompletionError: The queue pair that took it failed; the subclass says why.
             ResourceClosedError: The queue or a region is closed.
             RdmaOSError: The device has reported the queue as failed.
 
-        Cancellation: ends the wait.  The receive stays posted and takes a message, which no task
+        Cancellation: ends the wait.  The receive stays posted and takes a message that no task
         sees; its memory stays registered until then.
         """
         self._require()
@@ -476,18 +475,18 @@ class SharedReceiveQueue(Resource):
     # Low-water mark
 
     async def low_water(self, limit: int) -> int:
-        """Wait until fewer than `limit` receives are posted; the number of free places.
+        """Wait until fewer than `limit` receives are posted; return the number of free places.
 
         Args:
             limit: 1 to `max_wr`.
 
         Returns at once if that is so already.  Otherwise arms the device's limit
         (`ibv_modify_srq(3)`, IBV_EVENT_SRQ_LIMIT_REACHED) and watches the completions as well, so
-        that a lost event delays nothing.  With CQs that are polled by hand it can return before
-        the completions were polled; the places are free after that.  It can also return early, for
-        the event of an earlier, canceled call.
+        that a lost event delays nothing.  With CQs that the program polls, it can return before
+        the completions were polled, which frees the places.  It can also return early, for the
+        event of an earlier, canceled call.
 
-        Without limit of its own: a peer need not send.  Use `asyncio.timeout`.
+        It has no time limit of its own, as peers need not send: use `asyncio.timeout`.
 
         Raises:
             ValueError: `limit` is out of range.
@@ -518,15 +517,15 @@ class SharedReceiveQueue(Resource):
     def refills(self, limit: int) -> AsyncIterator[int]:
         """Iterate over the moments at which fewer than `limit` receives are posted.
 
-        Each step gives the number of free places; the body of the loop posts that many, or the
-        next step comes at once.  Ends when the queue is closed.  Raises and cancellation: as
+        Each step yields the number of free places; if the body of the loop posts too few receives,
+        the next step follows at once.  Ends when the queue is closed.  Raises and cancellation: as
         `low_water`.
         """
         steps = itertools.count()
 
         async def step() -> int:
             if next(steps):
-                await asyncio.sleep(0)  # others have a turn even if the body posted nothing
+                await asyncio.sleep(0)  # other tasks get a turn even if the body posted nothing
             return await self.low_water(limit)
 
         return Steps(step)
@@ -593,7 +592,7 @@ class SharedReceiveQueue(Resource):
         Args:
             max_wr: New depth; every CQ of its queue pairs has to have room for it.
             limit: The device raises SRQ_LIMIT_REACHED, once, when it takes a receive and fewer than
-                this many are left; 0 disarms.  `low_water` does this by itself.
+                this many are left; 0 disarms it.  `low_water` does this by itself.
 
         Raises:
             ValueError: Fewer places than receives are posted, or a CQ cannot grow.
@@ -634,7 +633,7 @@ class SharedReceiveQueue(Resource):
         if self._unwatch is not None:
             self._unwatch()
         # The adapter forgets the memory when the queue is destroyed: so the queue keeps it from
-        # now on, in place of the receives.
+        # now on, instead of the receives.
         receives = self._table.entries()
         self._hold(region for receive in receives for region in receive.regions)
         for receive in receives:

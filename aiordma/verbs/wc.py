@@ -32,7 +32,7 @@ K = TypeVar("K")
 
 
 class _Known(dict[int, K]):
-    """Members of an enumeration by number: looking one up there is many times faster."""
+    """Members of an enumeration by number: many times faster than asking the enumeration."""
 
     def __init__(self, kind: Callable[[int], K]) -> None:
         self._kind = kind
@@ -54,7 +54,7 @@ def flush_record(qp_num: int) -> WCRecord:
 
 
 def record_error(operation: str, record: WCRecord) -> CompletionError:
-    """The exception of a request that has failed; `operation` is the word for it."""
+    """The exception of a request that has failed; `operation` names the request."""
     return completion_error(record[1], operation=operation, vendor_err=record[3], qp_num=record[6])
 
 
@@ -62,8 +62,8 @@ def record_error(operation: str, record: WCRecord) -> CompletionError:
 class WorkCompletion:
     """One completion, copied out of the adapter's queue (`ibv_poll_cq(3)`).
 
-    After a failure only `wr_id`, `status`, `qp_num` and `vendor_err` mean anything; the
-    other properties are None then.
+    After a failure only `wr_id`, `status`, `qp_num` and `vendor_err` have a meaning; the other
+    properties are None then.
 
     A datagram's receiver finds the sender in `src_qp` (its queue pair) and, if `flags` contain
     `WCFlags.GRH`, in the first 40 bytes of the buffer, which `byte_len` counts too: see `GRH`.
@@ -118,34 +118,34 @@ class WorkCompletion:
 
     @property
     def status_name(self) -> str:
-        """The status in the field's word, such as `WR_FLUSH_ERR`."""
+        """The name of the status, such as `WR_FLUSH_ERR`."""
         return wc_status_name(self.status)
 
     def error(self, operation: str = "") -> CompletionError:
-        """The exception that names this failure; `operation` is the word for the failed request."""
+        """The exception for this failure; `operation` names the failed request in its text."""
         return completion_error(
             self.status, operation=operation, qp_num=self.qp_num, vendor_err=self.vendor_err
         )
 
 
 class Countable:
-    """A sink whose completions may be of interest by their number alone."""
+    """A sink of which a caller may only want the number of completions."""
 
     __slots__ = ()
 
     def count(self, wr_id: int) -> bool:
-        """Take a success that its caller only counts; False to be called with the completion."""
+        """Take a success that the caller only counts; False to be called with the completion."""
         return False
 
 
 def count_successes(completions: memoryview, find: Callable[[int], Any]) -> int:
-    """Take successes of which only the number counts, from the first on; how many those were.
+    """Take successes that are only counted, from the first on; return how many.
 
-    Ends with the first completion that has to go another way, so that the order is kept.
+    Stops at the first completion that has to go another way, so that the order is kept.
 
     Args:
         completions: An array of `struct ibv_wc`.
-        find: From an id to its sink.
+        find: Returns the sink of an id.
     """
     if any(completions.cast("I")[_STATUS::_HALVES].tolist()):
         return 0

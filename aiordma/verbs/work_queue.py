@@ -7,16 +7,16 @@ Theory of operation
     bytes are still to come when the message has completed.  Reads are always signaled there, and
     the completions that were not asked for are swallowed (`silent`).
 
-    A queue of which every place is held by unsignaled requests would never complete anything, and
+    A queue all of whose places are held by unsignaled requests would never complete anything, and
     never have room for the signaled request that would free it.  So the unsignaled requests at the
-    tail are counted, and a request that would take the last place is refused.
+    tail are counted, and one that would take the last place is refused.
 
     Each request is an entry of the slot table and keeps its memory regions from being destroyed.
-    Cancelling a task takes the future out of the entry and leaves the entry: the adapter knows
-    nothing of tasks, and the memory is its own until the completion.
+    Canceling a task takes the future out of the entry and leaves the entry: the adapter knows
+    nothing of tasks, and the memory belongs to it until the completion.
 
-    Requests of a list that is awaited share one future: the success of the last request completes
-    it, or the first failure of any.
+    Requests of a list that is awaited share one future: the success of the last request, or the
+    first failure of any, completes it.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class Posted(Countable):
         signaled: Whether its success makes a completion.
         silent: Whether that completion is of no interest to the caller.
         caller_id: The caller's number, if its completion is polled, else None.
-        future: Of the task that awaits it, or the list that it belongs to.
+        future: That of the task that awaits it, or of the list that it belongs to.
         index: Its place in such a list, or None.
         last: Whether its success is the success of the whole list.
-        muted: Whether the caller got its end before the adapter completed it.
+        muted: Whether its end was reported to the caller before the adapter completed it.
     """
 
     __slots__ = (
@@ -103,7 +103,7 @@ class Posted(Countable):
         if self.future is not None and not self.future.done():
             self.future.set_exception(cause)
 
-    # Entries that are posted more than once (see prepared.py) do these in their own way.
+    # Entries that are posted more than once (prepared.py) override these
 
     def retire(self) -> None:
         """Release the entry: it has left the queue."""
@@ -126,12 +126,12 @@ class Posted(Countable):
         return self.caller_id
 
     def release(self) -> None:
-        """Give back the entry's id and let the memory go."""
+        """Give back the entry's id and release the memory."""
         self.queue.cq.table.remove(self.wr_id)
         self.release_regions()
 
     def release_regions(self) -> None:
-        """Let the memory go."""
+        """Release the memory."""
         regions, self.regions = self.regions, ()
         for region in regions:
             region._let_go()
@@ -170,7 +170,7 @@ class WorkQueue:
 
     @property
     def unanswered(self) -> int:
-        """Requests under way whose end the caller has not been told."""
+        """Requests under way whose end was not reported to the caller."""
         return sum(not posted.muted for posted in self._order)
 
     # Posting
@@ -203,7 +203,7 @@ class WorkQueue:
 
         Args:
             built: The list; the last of it is signaled.
-            name: For errors, in place of the opcode's name.
+            name: For errors, instead of the opcode's name.
             wr_id: The number in the completion.
 
         Raises:
@@ -310,7 +310,7 @@ class WorkQueue:
     def end_with(self, posted: Posted) -> bool:
         """End a request that has completed, with the unsignaled requests ahead of it.
 
-        False if a signaled request is ahead of it, too: then `_complete` restores the order.
+        Returns False if a signaled request is ahead of it: then `_complete` restores the order.
         """
         order, ended, found = self._order, 0, False
         while order and not found:
@@ -328,7 +328,7 @@ class WorkQueue:
         return [region for posted in self._order for region in posted.regions]
 
     def release_regions(self) -> None:
-        """The queue pair keeps the memory from now on."""
+        """Release the memory: the queue pair keeps it from now on."""
         for posted in self._order:
             posted.release_regions()
 
@@ -398,7 +398,7 @@ class WorkQueue:
 
         Raw unsignaled requests do not fail: as far as is known they have succeeded.
         """
-        self.cq._take_all()  # a success that was not polled yet counts, however late
+        self.cq._take_all()  # a success that was not polled yet counts, however late it is
         seen: Counter[Posted] = Counter()
         for posted in self._order:
             number = posted.number_ahead(seen[posted])

@@ -1,7 +1,7 @@
 """Work requests as values, and their translation into the linked lists that C posts.
 
-Every number is held against the width of its C field here, before anything is posted.  Whether a
-queue pair can carry the request is another question: `WRRules` (verbs.wr_check) answers it.
+Every number is checked against the width of its C field here, before anything is posted.  Whether
+a queue pair supports the request is another question: `WRRules` (verbs.wr_check) answers it.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class SendWR:
         opcode: Kind of request.
         send_flags: SIGNALED: success makes a completion, too (failure always does).  SOLICITED:
             wakes a receiver that waits for solicited completions only.  FENCE: starts when all
-            reads and atomics before it are done.  INLINE: the bytes are copied by the post.
+            reads and atomics before it are done.  INLINE: the post copies the bytes.
         imm_data: 32-bit immediate for the opcodes that carry one.
         remote_addr: Remote address of a one-sided operation, 64 bits.
         rkey: Its key, 32 bits; for BIND_MW the key that the window is to have.
         compare_add: Compare value, or the value to add, 64 bits.
         swap: The value that a compare-and-swap stores, 64 bits.
-        invalidate_rkey: Key that SEND_WITH_INV ends at the peer and LOCAL_INV here, 32 bits.
+        invalidate_rkey: Key that SEND_WITH_INV ends at the peer, or LOCAL_INV here, 32 bits.
         mw: The memory window of a BIND_MW.
-        bind: The memory that the window is to open; of no bytes to close a window of type 1.
+        bind: The memory that the window is to open; a piece of no bytes closes a window of type 1.
         bind_access: Accesses that the window allows the peer.
         ah: The way to the receiver of a datagram.
         remote_qpn: The receiver's queue pair, 24 bits; 0xFFFFFF for a multicast group.
@@ -166,7 +166,7 @@ def _fill_sges(target: Any, pieces: Sequence[SGE], keep: list[Any]) -> None:
 
 
 def _fill_opcode(wr: Any, request: SendWR) -> None:
-    """The fields of the kind of request; unions in C, so only the fields that count."""
+    """Fill in the fields that the opcode uses: they share unions in C."""
     opcode = request.opcode
     if opcode in WITH_IMM:
         wr.imm_data = socket.htonl(fitting("imm_data", request.imm_data, 32))
@@ -201,7 +201,7 @@ def build_send(requests: Sequence[SendWR]) -> tuple[Any, list[Any]]:
 
     Raises:
         ValueError: A number does not fit into its field.
-        TypeError: A number is none.
+        TypeError: A number is not an integer.
         ResourceClosedError: A region, window or address handle is closed.
     """
     chain = ffi.new("struct ibv_send_wr[]", len(requests))

@@ -1,8 +1,8 @@
-"""The check of a queue pair's requests: its limits, and the abilities of its transport.
+"""The check of a queue pair's requests: its limits, and what its transport supports.
 
-Checked before the adapter sees a list, because an adapter answers late and for the whole queue
-pair: with a failed completion that flushes everything behind it, or with a refused post of which
-half was queued.
+A list is checked before the adapter sees it, because an adapter reports a fault late and at the
+cost of the whole queue pair: by a failed completion that flushes everything behind it, or by a
+refused post of which half was queued.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _possible(context: Context, qp_type: QPType) -> frozenset[Opcode]:
         possible -= INVALIDATING
     if not attributes.max_mw:
         possible -= _WINDOWS
-    # All that a program has to invalidate by itself: regions of ibv_reg_mr are not.
+    # LOCAL_INV needs windows of type 2: the keys of ibv_reg_mr cannot be invalidated.
     if not attributes.device_cap_flags & _TYPE_2:
         possible -= {Opcode.LOCAL_INV}
     return possible
@@ -70,22 +70,23 @@ def _possible(context: Context, qp_type: QPType) -> frozenset[Opcode]:
 
 @dataclass(frozen=True, slots=True)
 class WRRules:
-    """The requests that a queue pair takes.
+    """The requests that a queue pair accepts.
 
     Attributes:
         limits: The device's actual limits for the queue pair.
-        opcodes: Send requests that device, transport and type of queue pair can do.
+        opcodes: Send requests that the device, the transport and the type of queue pair support.
         max_read_sge: Pieces that a read may be scattered into.
         where: Device and type, for texts.
-        all_signaled: Every send makes a completion, whatever its flags.
-        overtaking: A message may complete before a read that was posted before it, as on iWARP.
-        fussy: Software iWARP, which takes fewer lists of pieces; and a receive without a piece is
-            refused there after the fact.
+        all_signaled: Whether every send makes a completion, whatever its flags.
+        overtaking: Whether a message may complete before a read that was posted before it, as on
+            iWARP.
+        fussy: Whether this is software iWARP, which accepts fewer lists of pieces, and refuses a
+            receive without a piece only after the post.
         max_datagram: Bytes that a message of a UD queue pair may have: the port's MTU; 0 for
             other types.
         max_message: Bytes that any message may have.
-        read_depth: Reads and atomics that may be under way, once the queue pair is connected; with
-            none they are refused here, as Soft-RoCE does not refuse them.
+        read_depth: Reads and atomics that may be under way, once the queue pair is connected; if it
+            is 0 they are refused here, as Soft-RoCE does not refuse them.
     """
 
     limits: QPLimits
@@ -111,9 +112,9 @@ class WRRules:
     ) -> WRRules:
         """The rules of a queue pair of this type and size on this device.
 
-        Queue pairs of a kind share them.
+        Equal queue pairs share them.
         """
-        # By identity: to hash the fields of a dataclass takes long.  A device keeps its limits.
+        # By identity: hashing the fields of a dataclass takes long.  A device keeps its limits.
         key = (WRRules, id(limits), qp_type, all_signaled, read_depth)
         rules: WRRules | None = context._cache.get(key)
         if rules is not None:
@@ -144,7 +145,7 @@ class WRRules:
         Raises:
             NotSupportedError, ValueError: See `check_send`.
             ValueError, ResourceClosedError: See `build_send`.
-            TypeError: A request is no `SendWR`.
+            TypeError: A request is not a `SendWR`.
         """
         try:
             self.check_send(chain)
@@ -176,7 +177,7 @@ class WRRules:
         rkey: int,
         name: str,
     ) -> Transfer | None:
-        """A signaled READ or WRITE of one region or piece, without the detour by a `SendWR`.
+        """A signaled READ or WRITE of one region or piece, without making a `SendWR`.
 
         Returns:
             None for several pieces, and for a request that `check_send` refuses.
@@ -204,7 +205,7 @@ class WRRules:
         )
 
     def plan(self, request: SendWR) -> Planned:
-        """The fields that the send queue has to note about the request."""
+        """What the send queue has to note about the request."""
         asked = self.all_signaled or bool(request.send_flags & SendFlags.SIGNALED)
         signaled = asked or (self.overtaking and request.opcode in _READS)
         name = Opcode(request.opcode).name.lower()
@@ -214,7 +215,8 @@ class WRRules:
         """Check requests for the send queue.
 
         Raises:
-            NotSupportedError: Device, transport or type of queue pair cannot do it.
+            NotSupportedError: The device, the transport or the type of queue pair does not support
+                it.
             ValueError: A limit of the queue pair is exceeded, or the request contradicts itself.
         """
         for request in requests:
@@ -244,18 +246,18 @@ class WRRules:
     def check_datagram(self, request: SendWR) -> None:
         """Check the fields that only datagrams have; see `check_send`.
 
-        The size above all: an adapter sends nothing of a message that is longer than the MTU, and
-        completes it with success.
+        The size matters most: an adapter sends nothing of a message that is longer than the MTU,
+        and completes it with success.
         """
         if not self.max_datagram:
             msg = f"an address handle is for datagrams; this is {self.where}"
             raise ValueError(msg)
         if request.ah is None:
-            msg = "a datagram needs ah, remote_qpn and remote_qkey: whom it is for"
+            msg = "a datagram needs ah, remote_qpn and remote_qkey, which name its receiver"
             raise ValueError(msg)
 
     def check_pieces(self, request: SendWR) -> None:
-        """Check number and size of the pieces; see `check_send`."""
+        """Check the number and the size of the pieces; see `check_send`."""
         opcode, count = request.opcode, len(request.sg_list)
         if opcode == Opcode.RDMA_READ:
             check_count(count, "the least of limits.max_send_sge and max_sge_rd", self.max_read_sge)
@@ -270,8 +272,8 @@ class WRRules:
         """Check the pieces that a request has, or is to have; see `check_send`.
 
         Raises:
-            MessageTooLargeError: A datagram is longer than the MTU, or a message than the maximum
-                of the port.
+            MessageTooLargeError: A datagram is longer than the MTU, or a message than the port's
+                maximum.
         """
         size = sum(sizes)
         if self.fussy and 0 in sizes[:-1]:

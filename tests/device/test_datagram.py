@@ -298,7 +298,7 @@ async def test_bad_requests_are_refused_at_the_call(
     handle = await AddressHandle.create(end.pd, AHAttributes.to(context, address))
     piece = end.put(b"x")
     to = {"ah": handle, "remote_qpn": end.qp.num, "remote_qkey": QKEY}
-    with pytest.raises(ValueError, match="whom it is for"):
+    with pytest.raises(ValueError, match="name its receiver"):
         await end.qp.send(piece)
     with pytest.raises(ValueError, match="remote_qpn"):
         await end.qp.send(piece, **{**to, "remote_qpn": 1 << 24})  # type: ignore[arg-type]
