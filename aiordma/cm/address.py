@@ -156,7 +156,7 @@ async def look_up(
     Args:
         host: Name or numeric address; None or "" for none.
         port: Port.
-        passive: Whether the addresses are to listen at.
+        passive: Whether the addresses are to listen on.
         hints: As for `getaddrinfo`; by default those for streams.
 
     Returns:

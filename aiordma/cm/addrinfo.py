@@ -1,7 +1,7 @@
 """Names of hosts and services as librdmacm resolves them (`rdma_getaddrinfo(3)`).
 
 Ordinary programs let `aiordma.connect` resolve a name by the event loop.  These calls are for
-programs that take what librdmacm knows besides: the type of queue pair, the port space, the path
+programs that need what only librdmacm knows: the type of queue pair, the port space, and the path
 that ibacm has cached.
 """
 
@@ -85,7 +85,7 @@ def _c_name(name: Any) -> Any:
 
 
 def taken(first: Any) -> list[AddressInfo]:
-    """The list that C has made, which is freed."""
+    """Convert the list that C has made, and free it."""
     found = []
     try:
         each = first

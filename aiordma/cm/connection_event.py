@@ -20,23 +20,23 @@ _NOTHING = (0, 0, 0, 0, 0, 0, 0)
 class ConnectionEvent(Uncopied):
     """A connection-management event (`rdma_get_cm_event(3)`).
 
-    All of it is a copy; the C event was acknowledged before the object existed.  `ack()` is
-    for events that `EventChannel.get_event` has returned.
+    It is a copy: the C event was acknowledged before the object existed.  `ack()` is for events
+    that `EventChannel.get_event` has returned.
 
     Attributes:
         type: Kind of the event; an unknown number becomes `UNKNOWN_<n>`.
         status: 0, a negative errno, or a positive reject reason.
-        connection_id: The id that it concerns; for CONNECT_REQUEST the new id, owned by the
-            receiver of the event.
+        connection_id: The id that it concerns; for CONNECT_REQUEST the new id, which the receiver
+            of the event owns.
         listen_id: The listening id for CONNECT_REQUEST, else None.
         private_data: Bytes from the peer.  InfiniBand and RoCE deliver the whole field of the
             message, padded with zeros.
-        responder_resources: Reads and atomics that the peer wants to have under way to this
-            side; the numbers come as seen from here, not as the peer gave them.
-        initiator_depth: Reads and atomics that the peer serves to this side at a time.
+        responder_resources: Reads and atomics that the peer wants to have under way at a time.
+            Both depths are as seen from here, not as the peer named them.
+        initiator_depth: Reads and atomics of this side that the peer serves at a time.
         flow_control: Whether the peer uses end-to-end flow control.
         retry_count: The peer's retries.
-        rnr_retry_count: Retries that the peer asks of this side for when it has no receive posted.
+        rnr_retry_count: Retries that the peer wants of this side when it has no receive posted.
         qp_num: The peer's queue pair; 0xFFFFFF for a multicast group.
         qkey: The key that the datagrams to it need; 0 for connections.
         ah_attr: The way to the peer, for an `AddressHandle`: of a datagram service when it is
@@ -88,7 +88,7 @@ class ConnectionEvent(Uncopied):
         """Acknowledge the event, exactly once (`rdma_ack_cm_event(3)`).
 
         Raises:
-            ValueError: It was not returned by `get_event`, or is acknowledged already.
+            ValueError: `get_event` did not return it, or it is acknowledged already.
         """
         self.channel.ack_event(self)
 

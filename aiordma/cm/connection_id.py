@@ -14,7 +14,7 @@ Theory of operation
     the peer is answered, so that pending receives end without a call.  A connection of messages
     moves its queue pair itself, in its end.
 
-    Datagrams know no connection.  The client asks which queue pair serves an address and a port
+    Datagrams have no connection.  The client asks which queue pair serves an address and a port
     (service id resolution), the server's program answers with its number, or refuses, and that is
     all: the id can then be closed, and the answer stays true as long as the queue pair lives.  No
     event reports its end, and the server does not learn the client's queue pair before the first
@@ -147,9 +147,9 @@ class ConnectionId(Resource):
         OSError: No RDMA device, or out of resources.
 
     Attributes:
-        stage: Stage of the connecting.
+        stage: How far the id has come.
         is_datagram: Whether its port space is for datagrams.
-        policy: Bounds that the queue pair's transitions apply; set before `connect` or `accept`.
+        policy: Bounds for the queue pair's attributes; to be set before `connect` or `accept`.
         qp: The queue pair after `create_qp`, else None.
     """
 
@@ -201,7 +201,7 @@ class ConnectionId(Resource):
 
     @property
     def number(self) -> int:
-        """Number of the id, in the log, too; no other id of the process has had it."""
+        """Number of the id, also in the log; no other id of the process has had it."""
         return self._token
 
     @property
@@ -273,18 +273,18 @@ class ConnectionId(Resource):
     def peer_gid(self) -> bytes:
         """The GID of the other side; 16 bytes.
 
-        Of a request on RoCE the kernel makes it of `destination`, which the client has written.
+        For a request on RoCE the kernel makes it from `destination`, which the client has written.
         """
         return bytes(ffi.buffer(self._require().route.addr.addr.ibaddr.dgid.raw))
 
     def _stray(self) -> str | None:
         """The address that packets to the client of a request go to, if that is another one.
 
-        A request names the addresses in its private data.  On RoCE the kernel makes `peer_gid` of
-        the client's, and compares it with nothing; the packets of the connection go to the GID of
-        the path, which the request has besides.  Both are the same unless the client has written
-        the request by itself, as root can.  On InfiniBand `peer_gid` is the path's, and iWARP has
-        no path.
+        A request names the addresses in its private data.  On RoCE the kernel makes `peer_gid` from
+        the client's address, and compares it with nothing; the packets of the connection go to the
+        GID of the path, which is also in the request.  The two are the same unless the client has
+        written the request itself, as root can.  On InfiniBand `peer_gid` is the path's, and iWARP
+        has no path.
         """
         route = self._require().route
         if not route.num_paths:
@@ -299,13 +299,13 @@ class ConnectionId(Resource):
             option: The option.
             value: `ID_TOS`: type of service of the packets, 0 to 255, chosen by the connecting side
                 for both.  `ID_REUSEADDR`: 1 lets other ids that have it bind to the same address
-                and port; never two listeners.  `ID_AFONLY`: 1 has an id on `::` take IPv6 alone.
-                `ID_ACK_TIMEOUT`: exponent e of the acknowledgement timeout 4.096 us * 2**e, 0 to
-                31; 0 is for ever.
+                and port, but never two listeners.  `ID_AFONLY`: 1 makes an id on `::` take IPv6
+                only.  `ID_ACK_TIMEOUT`: exponent e of the acknowledgement timeout 4.096 us * 2**e,
+                0 to 31; 0 is for ever.
 
         Raises:
-            TypeError: Not an `Option`, or not an int.
-            ValueError: The value is out of range, or the option is not known.
+            TypeError: `option` is not an `Option`, or `value` not an int.
+            ValueError: The value is out of range, or the option is unknown.
             OSError: EINVAL, it is too late for this option.
         """
         set_option(self, self.stage, option, value)
@@ -315,7 +315,8 @@ class ConnectionId(Resource):
     def bind_addr(self, address: Address) -> None:
         """Bind to a numeric local (address, port) (`rdma_bind_addr(3)`).
 
-        A specific address binds to its device too, a wildcard does not; port 0: the kernel chooses.
+        A specific address also binds the id to its device, a wildcard does not.  For port 0 the
+        kernel chooses one.
 
         Raises:
             ValueError: The address is not numeric, or the port is out of range.
@@ -325,7 +326,7 @@ class ConnectionId(Resource):
         sockaddr = ffi.cast("struct sockaddr *", keep := to_sockaddr(address))
         if lib.rdma_bind_addr(self._require(), sockaddr):
             code = ffi.errno
-            # The kernel says it, too, if one of the two addresses is a wildcard.
+            # The kernel says the same if one of the two addresses is a wildcard.
             if code == errno.EADDRNOTAVAIL and is_local(address):
                 code = errno.EADDRINUSE
             raise os_error(code, "rdma_bind_addr")
@@ -339,7 +340,7 @@ class ConnectionId(Resource):
             backlog: Requests that may wait; 0 or less means 50.
 
         Raises:
-            OSError: Not bound, or the port is taken.
+            OSError: The id is not bound, or the port is taken.
         """
         backlog = whole("backlog", backlog)
         if self.is_datagram:
@@ -361,10 +362,10 @@ class ConnectionId(Resource):
             timeout: Seconds.
 
         Raises:
-            ValueError: An address is not numeric, or the limit is negative.
-            ConnectionFailedError: No route, no neighbor.
-            ConnectTimeoutError: No answer in time.
-            DeviceNotFoundError: The way there has no RDMA device.
+            ValueError: An address is not numeric, or `timeout` is negative.
+            ConnectionFailedError: There is no route, or no neighbor.
+            ConnectTimeoutError: There was no answer in time.
+            DeviceNotFoundError: The route there does not go through an RDMA device.
 
         Cancellation: ends the wait; close the id then.
         """
@@ -380,8 +381,8 @@ class ConnectionId(Resource):
     ) -> Coroutine[Any, Any, None]:
         """`resolve_addr` and `resolve_route` in one step.
 
-        Readers of the channel get no event of the address.  If ibacm runs, they do: then resolving
-        the route can block, and it is a call of its own in a thread.
+        Readers of the channel do not get the event of the address, unless ibacm runs: then
+        resolving the route can block, and is a call of its own in a thread.
 
         Args:
             dst: As `resolve_addr`.
@@ -390,7 +391,7 @@ class ConnectionId(Resource):
             limited: Whether the caller has a limit of its own, which ends the wait if an event gets
                 lost.
 
-        Raises, cancellation: as those.
+        Raises, cancellation: as these two.
         """
         return self._find(dst, src, timeout, route=True, limited=limited)
 
@@ -429,7 +430,7 @@ class ConnectionId(Resource):
             await resolve(self._step, loop, call, timeout, route_ms, limited=limited)
             del c_src, c_dst
         except asyncio.CancelledError:
-            self.stage = Stage.FAILED  # the kernel goes on, and takes no other address
+            self.stage = Stage.FAILED  # the kernel goes on, and accepts no other address
             raise
         self.stage = _WITH_ROUTE if route else Stage.ADDRESS_RESOLVED
 
@@ -440,7 +441,7 @@ class ConnectionId(Resource):
             timeout: Seconds.
 
         Raises:
-            ValueError: The limit is negative.
+            ValueError: `timeout` is negative.
             OSError: EINVAL before `resolve_addr`.
             ConnectionFailedError: There is no path.
 
@@ -467,8 +468,8 @@ class ConnectionId(Resource):
     ) -> list[AddressInfo]:
         """Resolve names by the connection manager (`rdma_resolve_addrinfo(3)`).
 
-        Of rdma-core 60 and later, on InfiniBand, whose subnet administrator knows the services.
-        `cm.getaddrinfo` resolves by the host's resolver, on every transport.
+        It needs rdma-core 60 or later, and InfiniBand, whose subnet administrator knows the
+        services.  `cm.getaddrinfo` uses the host's resolver, on every transport.
 
         Args:
             node: Name of the host, or None.
@@ -476,10 +477,10 @@ class ConnectionId(Resource):
             timeout: Seconds.
 
         Raises:
-            TypeError, ValueError: Not such names.
+            TypeError, ValueError: A name is not a str, or both are None.
             NotSupportedError: The installed librdmacm does not have the call.
-            OSError: EINVAL if the id is bound or resolved; the kernel refused.
-            ConnectTimeoutError: No answer in time.
+            OSError: EINVAL, the id is bound or resolved already; or the kernel refused.
+            ConnectTimeoutError: There was no answer in time.
 
         Cancellation: ends the wait; close the id then.
         """
@@ -516,14 +517,17 @@ class ConnectionId(Resource):
         Args:
             pd: Protection domain, on the id's device.
             attr: Sizes, completion queues, type.
-            uses: Resources that outlive it, whatever is closed first; so does the id.
-            cq: Where all of it completes, if `attr` does not say.
-            expected: As for `QueuePair`.
+            uses: Resources that outlive it, as the id does, whatever is closed first.
+            cq: Completion queue of both queues, if `attr` names none.
+            expected: Completions for which `cq` needs room at first; None for all that are
+                possible.
 
         Raises:
             TypeError: Not a protection domain, or not a `QPInitAttr`.
+            ValueError: The port space needs another type of queue pair.
             ConnectionAbortedError: The client whose request made this id has left.
-            OSError: EINVAL if the id has one already, is bound to no device, or beyond limits.
+            OSError: EINVAL, the id has a queue pair already or is not bound to the device of `pd`,
+                or a size exceeds the device's limits.
         """
         self._require()
         check_init(pd, attr, cq)
@@ -548,14 +552,18 @@ class ConnectionId(Resource):
         return qp
 
     def _start_qp(self, qp: QueuePair) -> None:
-        """First transitions of the id's new queue pair: for datagrams all that it needs."""
+        """Make the first transitions of the id's new queue pair; for datagrams, all of them."""
         # Port, partition, and the Q_Key of the port space.
         self._move(_INIT, self.policy)
         if self.is_datagram:
             make_ready(qp, self.port_num)
 
     def destroy_qp(self) -> None:
-        """Destroy the queue pair (`ibv_destroy_qp(3)`); after it the id can only be closed."""
+        """Destroy the queue pair (`ibv_destroy_qp(3)`); afterwards the id can only be closed.
+
+        Raises:
+            OSError: EINVAL, the id has no queue pair.
+        """
         self._require()
         if self.qp is None:
             raise os_error(errno.EINVAL, "rdma_destroy_qp", detail="(the id has no queue pair)")
@@ -590,18 +598,18 @@ class ConnectionId(Resource):
         timeout: float | None = 10.0,
         qp_num: int | None = None,
     ) -> ConnectionEvent:
-        """Connect to the resolved peer (`rdma_connect(3)`); the ESTABLISHED event.
+        """Connect to the resolved peer (`rdma_connect(3)`); return the ESTABLISHED event.
 
         For datagrams: find out which queue pair serves the resolved address and port.  A datagram
         to it needs `ah_attr`, `qp_num` and `qkey` of the event; the id can be closed then.
 
-        For a queue pair that is not the id's own, of this library or another: the event is
+        For a queue pair that is not the id's own, of this library or another, the event is
         CONNECT_RESPONSE.  Then the program moves the queue pair to INIT once more, to RTR and to
-        RTS, by `init_qp_attr`, and calls `establish`.  On iWARP the kernel does all of it, and the
-        event is ESTABLISHED.  Such a queue pair is not moved when the connection ends.
+        RTS, by `init_qp_attr`, and calls `establish`.  On iWARP the kernel does all of this, and
+        the event is ESTABLISHED.  Such a queue pair is not moved when the connection ends.
 
         Args:
-            param: Depths and retries; they mean nothing for datagrams.
+            param: Depths and retries; without meaning for datagrams.
             private_data: At most 56 bytes on InfiniBand and RoCE, 180 for datagrams; 255 on
                 iWARP, of which peers on software iWARP take 251.
             timeout: Seconds; the kernel's own limit is about 98.
@@ -610,10 +618,10 @@ class ConnectionId(Resource):
         Raises:
             TypeError, ValueError: Not a `ConnectionParameter`; more private data than the transport
                 takes.  Nothing was sent, and the id can be used.
-            ConnectionRejectedError: The peer said no; `private_data` holds its words.
-            ConnectTimeoutError: The event UNREACHABLE.
+            ConnectionRejectedError: The peer refused; `private_data` holds what it sent.
+            ConnectTimeoutError: The kernel got no answer (UNREACHABLE).
             TimeoutError: `timeout` has passed.
-            OSError: EINVAL before the route is resolved or without a queue pair (which datagrams
+            OSError: EINVAL, the route is not resolved, or there is no queue pair (which datagrams
                 do not need here).
 
         Cancellation: ends the wait; close the id then.
@@ -678,13 +686,13 @@ class ConnectionId(Resource):
         qp: QueuePair | None = None,
         qp_num: int | None = None,
     ) -> ConnectionEvent:
-        """Accept the request that made this id (`rdma_accept(3)`); the ESTABLISHED event.
+        """Accept the request that made this id (`rdma_accept(3)`); return the ESTABLISHED event.
 
-        Receives should be posted before: the peer may send at once.  A datagram's client confirms
-        nothing: the event is made here then, and the id can be closed.
+        Receives should be posted before: the peer may send at once.  A client of datagrams confirms
+        nothing: then the event is made here, and the id can be closed.
 
         Args:
-            param: Depths and retries; they mean nothing for datagrams.
+            param: Depths and retries; without meaning for datagrams.
             private_data: At most 196 bytes on InfiniBand and RoCE, 136 for datagrams; on iWARP as
                 in `connect`.
             timeout: Seconds to wait for the confirmation.
@@ -698,7 +706,7 @@ class ConnectionId(Resource):
                 takes.  Nothing was sent, and the id can be used.
             ConnectionAbortedError: The peer has given up.
             ConnectTimeoutError, TimeoutError: The peer did not confirm.
-            OSError: EINVAL if the id is no request, or has no queue pair.
+            OSError: EINVAL, the id is not that of a request, or has no queue pair.
 
         Cancellation: ends the wait; close the id then.
         """
@@ -739,7 +747,7 @@ class ConnectionId(Resource):
         return ConnectionEvent(self._channel, EventType.ESTABLISHED, 0, self)
 
     def _answering(self, qp: QueuePair | None) -> QueuePair:
-        """The queue pair of an answer, which the id can give."""
+        """The queue pair for an answer; refuses an answer that the id cannot give."""
         self._need("rdma_accept", _REQUESTED)
         if qp is None:
             raise os_error(errno.EINVAL, "rdma_accept", detail="(no queue pair)")
@@ -760,12 +768,12 @@ class ConnectionId(Resource):
     def init_qp_attr(self, state: QPState) -> QPChanges:
         """Return the attributes of a queue pair for its change to a state (`rdma_init_qp_attr(3)`).
 
-        For a queue pair that is not the id's own; its own queue pair is moved here.  The connection
-        manager proposes them, for `QueuePair.modify`, which takes them by name
+        For a queue pair that is not the id's own; the id moves its own.  The connection manager
+        proposes them, for `QueuePair.modify`, which takes them by name
         (``qp.modify(**cm_id.init_qp_attr(QPState.INIT))``), or for another library.
 
-        Its proposals for `min_rnr_timer` (0, which is 655 ms) and for the accesses and retries that
-        the peer has asked for can be changed before.
+        The program may change its proposals, such as `min_rnr_timer` (0, which is 655 ms), and the
+        accesses and retries that the peer has asked for.
 
         Args:
             state: INIT, from the time that the id is bound to a device; RTR and RTS, once there is
@@ -791,10 +799,11 @@ class ConnectionId(Resource):
     def establish(self) -> None:
         """Confirm the connection of a queue pair that is not the id's own (`rdma_establish(3)`).
 
-        After CONNECT_RESPONSE, when the queue pair is in RTS.  The peer gets ESTABLISHED by it.
+        To be called after CONNECT_RESPONSE, when the queue pair is in RTS; the peer then gets
+        ESTABLISHED.
 
         Raises:
-            OSError: EINVAL, unless `connect` has returned CONNECT_RESPONSE.
+            OSError: EINVAL, `connect` has not returned CONNECT_RESPONSE.
         """
         self._need("rdma_establish", Stage.RESPONDED)
         check_minus_one(lib.rdma_establish(self._require()), "rdma_establish")
@@ -808,9 +817,9 @@ class ConnectionId(Resource):
     def notify_established(self) -> None:
         """Report a message that came before ESTABLISHED (`rdma_notify(3)`).
 
-        Without the report a lost confirmation would end the connection.  Mostly the confirmation is
-        about to come, and the report waits for it: after a report at the wrong moment destroying
-        the id takes 66 seconds.
+        Without the report a lost confirmation would end the connection.  Usually the confirmation
+        is about to come, and the report waits for it: after a report at the wrong moment,
+        destroying the id takes 66 seconds.
         """
         if self.stage is _ACCEPTED and self._confirming is None:
             confirm = functools.partial(_confirm, weakref.ref(self))
@@ -821,14 +830,14 @@ class ConnectionId(Resource):
             lib.rdma_notify(self._require(), lib.IBV_EVENT_COMM_EST)
 
     def reject(self, private_data: bytes = b"") -> None:
-        """Refuse the request that made this id (`rdma_reject(3)`); close the id after it.
+        """Refuse the request that made this id (`rdma_reject(3)`); close the id afterwards.
 
         Args:
             private_data: Bytes for the peer's program.
 
         Raises:
             ValueError: More than 148 bytes, or 136 for datagrams.
-            OSError: EINVAL if the id is no request.
+            OSError: EINVAL, the id is not that of a request.
         """
         private_data = bytes(memoryview(private_data))
         check_room(private_data, REFUSAL_ROOM, "a refusal")
@@ -846,13 +855,12 @@ class ConnectionId(Resource):
         Posted requests are flushed, and both sides get DISCONNECTED.
 
         Args:
-            timeout: Seconds to wait for the peer's answer; then the connection has ended, too.
+            timeout: Seconds to wait for the peer's answer; without one the connection ends as well.
 
         Raises:
-            OSError: EINVAL if it was never connected; an id that is connecting is left by
-                canceling `connect`.
+            OSError: EINVAL, the id was never connected; to stop connecting, cancel `connect`.
 
-        Cancellation: ends the wait; the connection is down.
+        Cancellation: ends the wait; the connection has ended.
         """
         check_seconds("timeout", timeout, zero=True, none=False)
         if self.stage is Stage.DISCONNECTED:
@@ -864,7 +872,7 @@ class ConnectionId(Resource):
             self.stage = Stage.DISCONNECTED
 
     def start_disconnect(self) -> None:
-        """The call of `disconnect` without the wait."""
+        """Make the call of `disconnect`, without the wait."""
         # Where connecting blocks in its thread, the kernel would have this call wait for it.
         self._need("rdma_disconnect", Stage.CONNECTED, Stage.ACCEPTED, Stage.DISCONNECTED)
         code = lib.rdma_disconnect(self._require())
@@ -889,21 +897,21 @@ class ConnectionId(Resource):
     async def join_multicast(
         self, group: str | Address, *, send_only: bool = False, timeout: float = 5.0
     ) -> ConnectionEvent:
-        """Join a multicast group (`rdma_join_multicast_ex(3)`); the MULTICAST_JOIN event.
+        """Join a multicast group (`rdma_join_multicast_ex(3)`); return the MULTICAST_JOIN event.
 
         A datagram to the group needs its `ah_attr`, `qp_num` (0xFFFFFF) and `qkey`.  Unless
         `send_only`, the id's queue pair then receives all datagrams to the group, its own included.
 
         Args:
-            group: Numeric address, alone or with a port, which does not matter.
-            send_only: Be a member that only sends; the id then needs no queue pair.
+            group: Numeric address, alone or with a port, which is ignored.
+            send_only: Become a member that only sends; the id then needs no queue pair.
             timeout: Seconds.
 
         Raises:
             ValueError: Not a multicast address.
-            OSError: EINVAL if the id is not bound to a device by `bind_addr` or `resolve_addr`,
-                or has gone on to a connection, or has no queue pair; EADDRINUSE if it is a
-                member; NotSupportedError on iWARP, and on RoCE v2 for IPv6 groups.
+            OSError: EINVAL, the id is not bound to a device by `bind_addr` or `resolve_addr`, or
+                has gone on to a connection, or has no queue pair; EADDRINUSE, it is a member
+                already; NotSupportedError on iWARP, and on RoCE v2 for IPv6 groups.
             ConnectionFailedError: The network refused.
             ConnectTimeoutError: It did not answer.
 
@@ -925,17 +933,17 @@ class ConnectionId(Resource):
     async def leave_multicast(self, group: str | Address, *, timeout: float = 5.0) -> None:
         """Leave a multicast group (`rdma_leave_multicast(3)`).
 
-        The queue pair receives nothing that is sent to the group from the call on.
+        From the call on, the queue pair receives nothing that is sent to the group.
 
         Args:
             group: As in `join_multicast`.
-            timeout: Seconds; leaving goes on after them.
+            timeout: Seconds to wait; leaving goes on afterwards.
 
         Raises:
             ValueError: Not a multicast address.
-            OSError: EADDRNOTAVAIL if it is no member.
+            OSError: EADDRNOTAVAIL, the id is not a member.
             RdmaOSError: Joining is still under way (EBUSY).
-            TimeoutError: It takes longer.
+            TimeoutError: It was not left in time.
 
         Cancellation: ends the wait; the group is left all the same.
         """
@@ -969,7 +977,7 @@ class ConnectionId(Resource):
     def _on_response(self, event: ConnectionEvent) -> None:
         """Finish the handshake; the event becomes ESTABLISHED or CONNECT_ERROR in place."""
         if self.qp is None:
-            self.stage = Stage.RESPONDED  # the program does it, by `establish`
+            self.stage = Stage.RESPONDED  # the program finishes it, by `establish`
             return
         try:
             self._move(_RTS, self.policy)
@@ -1015,18 +1023,18 @@ class ConnectionId(Resource):
             raise errno_error(errno.EINVAL, text, _REMEDIES.get(self.stage, ""))
 
     def migrate(self, channel: EventChannel) -> None:
-        """Move the id to another channel, and with it its events (`rdma_migrate_id(3)`).
+        """Move the id and its events to another channel (`rdma_migrate_id(3)`).
 
-        Events that the old channel has not read yet move, too.  Those that it has read and no
-        reader has fetched stay there.  A step under way goes on.
+        Events that the old channel has not read yet move, too; those that it has read, but no
+        reader has fetched, stay there.  A step under way goes on.
 
-        Only for ids that do not listen: requests under way would stay behind.
+        A listening id cannot move: requests under way would stay behind.
 
         Raises:
             TypeError: Not an event channel.
             RdmaOSError: Events of the id are not acknowledged (EBUSY).
             ResourceClosedError: The id or the channel is closed.
-            OSError: EINVAL for a listening id.
+            OSError: EINVAL, the id is listening.
         """
         _check_channel(channel)
         self._require()

@@ -37,12 +37,13 @@ class ConnectionParameter:
     Args:
         responder_resources: RDMA reads and atomics of the peer that this side will serve at a
             time; None for the device's limit.
-        initiator_depth: Reads and atomics that this side will have under way; None likewise.
+        initiator_depth: Reads and atomics that this side will have under way; None for the
+            device's limit.
         retry_count: Retries of a send, read or write that is not acknowledged, 0 to 7.  On
             Soft-RoCE 7 means for ever: a dead peer is then never noticed.
         rnr_retry_count: Retries of the peer when this side has no receive posted, 0 to 7; 7 means
             for ever.  `QPPolicy.min_rnr_timer` is the time before each: 0.64 ms by default, so that
-            6 retries give few milliseconds, and 0.1 to 0.2 s on Soft-RoCE.
+            6 retries last a few milliseconds, and 0.1 to 0.2 s on Soft-RoCE.
 
     Until the parameters meet a device, at `connect` or `accept`, the depths that depend on it
     read as 255.
@@ -117,7 +118,7 @@ class ConnectionParameter:
 
     @property
     def initiator_depth(self) -> int:
-        """Own reads and atomics under way at a time."""
+        """Reads and atomics of this side under way at a time."""
         return self._depth(self._initiator_depth)
 
     @initiator_depth.setter

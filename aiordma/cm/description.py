@@ -62,7 +62,7 @@ def _provider(context: Context) -> str:
         link = os.readlink(f"/sys/class/infiniband/{context.name}/device/driver")
         provider = os.path.basename(link)
     except OSError:
-        # Devices of software have no driver that sysfs could name.
+        # sysfs names no driver for software devices.
         provider = SOFTWARE_DRIVERS.get(context.attributes.vendor_id, "")
     context._cache.store("provider", provider)
     return provider

@@ -11,12 +11,12 @@ Theory of operation
     iterator is open or a `get_event` waits, answers are in the line as well.  A program may leave
     an iterator and read on with the next: unread events stay.
 
-    The channel never stops to take events from the kernel, or steps would wait for ever in a
+    The channel never stops taking events from the kernel, or steps would wait for ever in a
     program that awaits steps and reads nothing.  So the line is bounded: the events of an id that
     is closed are dropped, and above `max_unread` the oldest event.
 
-    Since C events are acknowledged at once no C call can block on them.  The events
-    that `get_event` has returned are counted until acknowledged; closing before that raises.
+    As C events are acknowledged at once, no C call can block on them.  The events that `get_event`
+    has returned are counted until they are acknowledged; closing before that raises.
 """
 
 from __future__ import annotations
@@ -82,18 +82,18 @@ class EventChannel(Resource):
     It belongs to the event loop on which it is first used.
 
     Args:
-        max_unread: Events that may wait to be read.  Above it the oldest is dropped, and a
-            connection request refused if nothing else waits; both are counted in
-            `dropped_events`, and logged.
+        max_unread: Events that may wait to be read.  Above it the oldest is dropped; if only
+            connection requests wait, the newest is refused.  Both are counted in `dropped_events`,
+            and logged.
 
     Attributes:
         dropped_events: Events that were dropped unread because too many waited.
 
     Raises:
         ValueError: `max_unread` is less than 1.
-        ForkedError: This process was forked, and an ancestor has made a channel before.
+        ForkedError: This process was forked from one that had made a channel.
         DeviceNotFoundError: The machine has no RDMA device.
-        OSError: The kernel module rdma_ucm is not loaded, or no permission.
+        OSError: The kernel module rdma_ucm is not loaded, or its node may not be opened.
     """
 
     __slots__ = (
@@ -167,7 +167,7 @@ class EventChannel(Resource):
             loop.call_soon(self._kick)
 
     def _kick(self) -> None:
-        """Look for events, though the descriptor is perhaps not readable."""
+        """Look for events, although the descriptor may not be readable."""
         self._kicking = False
         if self._pump is not None and not self.closed:
             self._pump.kick()
@@ -252,7 +252,7 @@ class EventChannel(Resource):
         return ffi.cast("struct rdma_cm_id *", self._events.id)
 
     def _passed_on(self, handle: Any) -> bool:
-        """Have a request's C id go to its channel, if that is another; False if it cannot."""
+        """Move a request's C id to its channel, if that is another; False if that fails."""
         if self._requests_go_to is not None:
             try:
                 self._requests_go_to._take_over(handle, self)
@@ -328,14 +328,14 @@ class EventChannel(Resource):
             )
 
     def _turn_away(self, event: ConnectionEvent) -> None:
-        """The event will never be read: refuse its request, if it is a request."""
+        """Refuse the request of an event that will never be read, if it is a request."""
         if event.type is EventType.CONNECT_REQUEST and event.connection_id is not None:
             event.connection_id.close()
 
     def _drop(self, connection_id: object) -> None:
         """Drop the unread events of an id that was closed: they are of no use, and keep it alive.
 
-        Unless the program is reading: then it gets all events, in order.
+        While the program is reading, nothing is dropped: it gets all events, in order.
         """
         if not self._kept or self._is_read:
             return
@@ -355,7 +355,7 @@ class EventChannel(Resource):
 
     def _on_failure(self, exc: Exception) -> None:
         if isinstance(exc, PermissionError):
-            # The process has changed its user: no fault of a handler, so that the text is enough.
+            # The process has changed its user: no fault of a handler, so the text is enough.
             _log.error("event channel: %s", exc)
         else:
             self._report(exc)
@@ -372,7 +372,7 @@ class EventChannel(Resource):
     # jVerbs-style access
 
     async def get_event(self, timeout: float | None = None) -> ConnectionEvent | None:
-        """The next event, or None after `timeout` seconds; None or negative: no limit.
+        """Wait for the next event (`rdma_get_cm_event(3)`).
 
         Each event has to be acknowledged once, by `event.ack()` or `ack_event(event)`.
 
@@ -424,12 +424,11 @@ class EventChannel(Resource):
         self._unacked -= 1
 
     def __aiter__(self) -> Steps[ConnectionEvent]:
-        """The events that wait to be read, and all later events; they need no acknowledgement.
+        """Iterate over the events that wait and all later ones; they need no acknowledgement.
 
-        It raises as `get_event` does where none will come.
-
-        Each event is read once, by an iterator or by `get_event`.  The events that an iterator has
-        not read when it is left are for the next.
+        Each event is read once, by an iterator or by `get_event`.  Events that an iterator has not
+        read when the program leaves it are there for the next reader.  When no event can come any
+        more, it raises as `get_event` does.
         """
         self._require()
         if self._over is None or not self._kept:

@@ -92,8 +92,8 @@ class Memberships:
     ) -> ConnectionEvent:
         """`ConnectionId.join_multicast`; without `qp`, of a member that only sends.
 
-        `run` makes a call, and awaits its answer, as a step of the id; `timeout` is for a leave
-        that is under way.
+        `run` makes a call, and awaits its answer, as a step of the id; `timeout` limits the wait
+        for groups that are being left.
         """
         if host in self._joined:
             refuse_join(errno.EADDRINUSE, f"it is a member of {host}")
@@ -132,7 +132,7 @@ class Memberships:
         leaves = [asyncio.wrap_future(done) for done in self._leaves]
         left, late = await asyncio.wait(leaves, timeout=timeout)
         for done in left:
-            done.exception()  # the task that left has seen it, or has gone
+            done.exception()  # the task that left the group has seen it, or is gone
         if late:
             msg = f"an earlier group was not left within {timeout} s"
             raise ConnectTimeoutError(errno.ETIMEDOUT, msg)
@@ -167,14 +167,14 @@ class Memberships:
         return done
 
     def detach(self) -> None:
-        """The id is closed: its queue pair receives nothing more of any group."""
+        """Have the queue pair receive nothing more from any group: the id is closed."""
         for member in self._joined.values():
             _detach(member)
 
     def leave_all(self, handle: Any) -> None:
-        """Before the id is destroyed; in any thread.
+        """Leave all groups, before the id is destroyed; in any thread.
 
-        The kernel would do it; librdmacm would lose its own record of the membership.
+        The kernel would do it by itself, but librdmacm would leak its record of the membership.
         """
         for member in self._joined.values():
             try:

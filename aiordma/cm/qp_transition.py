@@ -35,12 +35,12 @@ class QPPolicy:
         ack_timeout: Exponent e of the acknowledgement timeout, 4.096 us * 2**e.
         max_retry_count: Upper bound for the retries, whatever the peer asked for.
         max_rnr_retry_count: Likewise for receiver-not-ready.
-        min_rnr_timer: Code of the delay asked from a sender when no receive is posted
-            (`verbs.rnr_timer.RNR_TIMERS_MS`). The default means 0.64 ms, and the connection
-            manager's own 0, which None leaves, 655 ms. With the peer's `rnr_retry_count` it says
-            how long a receive may be late; see docs/posting.md.
+        min_rnr_timer: Code of the delay that a sender is asked for when no receive is posted
+            (`verbs.rnr_timer.RNR_TIMERS_MS`). The default is 0.64 ms; None leaves the connection
+            manager's 0, which is 655 ms. Together with the peer's `rnr_retry_count` it decides how
+            late a receive may be; see docs/posting.md.
         max_dest_rd_atomic: Upper bound for the peer's reads served at a time.
-        max_rd_atomic: Upper bound for own reads under way at a time.
+        max_rd_atomic: Upper bound for this side's reads under way at a time.
     """
 
     access: Access | None = None
@@ -50,7 +50,7 @@ class QPPolicy:
     min_rnr_timer: int | None = 12
     max_dest_rd_atomic: int | None = None
     max_rd_atomic: int | None = None
-    # Both made once: connections have few policies, and hashing a policy takes longer than its use.
+    # Made once: connections have few policies, and hashing a policy takes longer than its use.
     _numbers: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _granting: dict[tuple[int, int], QPPolicy] = field(init=False, repr=False, compare=False)
 
@@ -65,8 +65,8 @@ class QPPolicy:
 
         `responder_resources` bounds the reads of the peer, `initiator_depth` those of this end.
 
-        The connection manager proposes the depths of the request.  An end that started more
-        reads than it announced would break its connection: the peer serves no more than that.
+        The connection manager proposes the depths of the request.  But an end that started more
+        reads than it announced would break its connection: the peer serves no more.
         """
         depths = responder_resources, initiator_depth
         policy = self._granting.get(depths)

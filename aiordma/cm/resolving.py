@@ -1,11 +1,11 @@
-"""Finding the way: from an address to a device, a neighbor and a route.
+"""Resolving: from an address to a device, a neighbor and a route.
 
 Theory of operation
-    The address and the route are two calls, each answered by an event.  With `ConnectionId.find` an
-    id goes on by itself: `CMEvents.next` makes the second call when it takes the event of the
-    first, so that the task is resumed once.
+    The address and the route are two calls, each answered by an event.  With `ConnectionId.find`,
+    `CMEvents.next` makes the second call when it takes the event of the first, so that the task is
+    resumed once.
 
-    The kernel looks again when a neighbor becomes known, and at the end of the time.  Where the
+    The kernel looks again when a neighbor becomes known, and at the end of the time.  If the
     neighbor answers at once, as over a veth pair, the answer can come before the kernel waits for
     it, and only the look at the end finds it: so the first tries are short.
 """
@@ -71,8 +71,9 @@ async def resolve(
 ) -> None:
     """Resolve an address, and a route with it; tries again until the time is up.
 
-    `call` asks for the address, with milliseconds for it; `timeout` is for the address, `route_ms`
-    for the route, 0 if the address alone is asked for; `limited` as for `ConnectionId.find`.
+    `call` asks for the address, and is given its limit in milliseconds; `timeout` is for the
+    address, `route_ms` for the route, 0 if only the address is wanted; `limited` as for
+    `ConnectionId.find`.
     """
     answers = ROUTE_RESOLVED if route_ms else _ADDR_RESOLVED
     deadline = loop.time() + timeout

@@ -1,8 +1,8 @@
 """Steps of a connection id: the stages that it passes, and the step that is under way.
 
 A step is a C call that returns at once, and an event that reports its end.  An id has at most
-one step under way.  The first event that can end the step does so, with success or failure: no wait
-is for ever.
+one step under way.  The first event that can end the step does so, with success or failure, so that
+no wait lasts for ever.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Step:
         Args:
             loop: The running loop.
             call: The C call.
-            answers: Events that are the success of the step.
+            answers: Events that mean success.
             timeout: Seconds; None for no limit.
             blocks: For a call that can block, and goes to a thread: the id, which outlives it.
 
@@ -98,7 +98,7 @@ class Step:
                 return await _in_thread(blocks, call, future, answers, timeout)
             call()
             if timeout is not None:
-                # Lighter than asyncio.timeout(), and the future is all that is waited for.
+                # Lighter than asyncio.timeout(), and only the future is awaited.
                 timer = loop.call_later(timeout, _expire, future, answers, timeout)
             return await future
         finally:
