@@ -6,7 +6,7 @@ Theory of operation
     only sends if the program has not joined it; the source of a datagram names its queue pair
     itself.
 
-    To find a destination takes a while.  So each destination has a task of its own, with a
+    Finding a destination takes a while.  So each destination has a task of its own, with a
     deadline, and keeps the datagrams that wait for it.  The transport bounds their bytes.
 
     The program asks for services and groups.  Peers make it ask for sources, and a peer can forge
@@ -15,7 +15,7 @@ Theory of operation
     at a time.  A source whose next hop the kernel knows, such as a peer that has just resolved this
     host, gets its address handle at once.  For the other sources `MOST_UNRESOLVED` next hops
     are resolved at a time, without a thread each (datagram/neighbors.py), and as many sources wait
-    for that; when a further source comes, the source that has waited longest is given up.  Sources
+    for that; when a further source comes, the one that has waited longest is given up.  Sources
     leave the program's own destinations half of `MOST_DESTINATIONS`.
 
     A restarted service has another queue pair, a repaired host another network card, and datagrams
@@ -92,7 +92,7 @@ class Destination:
 
     @property
     def is_source(self) -> bool:
-        """Whether the destination is the sender of a datagram, and no service or group."""
+        """Whether the destination is the sender of a datagram, not a service or a group."""
         return self.key[0] == "queue"
 
 
@@ -123,7 +123,7 @@ class Destinations:
         self._asked: OrderedDict[Key, Destination] = OrderedDict()
         self._answered: OrderedDict[Key, Destination] = OrderedDict()
         self._places = asyncio.Semaphore(MOST_AT_A_TIME)
-        # At most half of the destinations, or sources that have a place would be given up.
+        # At most half of the destinations; otherwise sources that have a place would be given up.
         self._resolving = asyncio.Semaphore(min(MOST_UNRESOLVED, (MOST_DESTINATIONS + 1) // 2))
         self._blindly = asyncio.Semaphore(_MOST_BLINDLY)
         self._line: dict[Destination, None] = {}  # sources that wait for a place of these

@@ -98,7 +98,7 @@ async def create_datagram_endpoint(
     look_up = (2 * config.resolve_timeout_s, family, proto, flags)
     remote = await _numeric(remote_addr, "remote_addr", *look_up) if remote_addr else None
     local = await _numeric(local_addr, "local_addr", *look_up) if local_addr else None
-    hint = "is the address one of an RDMA device, does its network answer? See resolve_timeout_s"
+    hint = "is it an address of an RDMA device, and does its network answer? See resolve_timeout_s"
     ends = (local and f"on {_words(local)}", remote and f"to {_words(remote)}")
     what = " ".join(("opening a datagram endpoint", *filter(None, ends)))
     with Limit(2 * config.resolve_timeout_s, what, hint):

@@ -7,10 +7,10 @@ Theory of operation
 
     `look` asks the kernel for the route and for the neighbor entry of its next hop, which takes
     two short calls.  `Neighbors.wait` has the kernel resolve a neighbor, by an empty datagram to
-    the discard port of the next hop, as libibverbs does it, and then waits for the kernel's message
+    the discard port of the next hop, as libibverbs does, and then waits for the kernel's message
     about that neighbor.  No thread is held while the network is silent.
 
-    A host that sends to this host has mostly asked for its hardware address before.  By that the
+    A host that sends to this host has usually asked for its hardware address before.  From that the
     kernel has learned the sender's hardware address, and `look` finds it.
 """
 
@@ -162,10 +162,10 @@ def _ask(netlink: socket.socket, kind: int, body: bytes) -> bytes:
 
 
 def have_it_found(hop: NextHop, source: str) -> None:
-    """Have the kernel resolve a neighbor, by a datagram for it.
+    """Have the kernel resolve a neighbor, by sending it a datagram.
 
     Raises:
-        OSError: It cannot be sent.
+        OSError: The datagram cannot be sent.
     """
     if ":" in hop.address:
         family, level, option = socket.AF_INET6, socket.IPPROTO_IPV6, _IPV6_UNICAST_IF
@@ -183,10 +183,10 @@ def have_it_found(hop: NextHop, source: str) -> None:
 
 
 def open_netlink() -> socket.socket:
-    """A socket on which the kernel reports changes of neighbors.
+    """Open a socket on which the kernel reports changes of neighbors.
 
     Raises:
-        OSError: There can be none.
+        OSError: It cannot be opened.
     """
     netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
     try:
@@ -211,7 +211,7 @@ class Neighbors:
     async def wait(self, hop: NextHop, host: str, source: str) -> bool:
         """Have the next hop resolved, and wait until it is.
 
-        There is no bound but the caller's.
+        The only time limit is the caller's.
 
         Args:
             hop: The result of `look`.

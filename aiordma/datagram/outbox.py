@@ -4,9 +4,9 @@ A datagram goes to the adapter at once if its destination is known, no datagram 
 a slot is free.  Otherwise it is copied, and waits: for its destination to be found, then in one
 line for slots.  The bytes that wait are counted, and bounded.
 
-Datagrams that wait for a source to be found are counted apart, and take at most half of the room.
-Peers that forge their addresses cause such waits: they neither pause the protocol nor stop
-datagrams for the program's own destinations.
+Datagrams that wait for a source to be found are counted separately, and take at most half of the
+room: as peers that forge their addresses cause such waits, these neither pause the protocol nor
+stop datagrams for the program's own destinations.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Outbox:
         moved: Called when datagrams wait, have gone to the adapter, or were given up.
 
     Attributes:
-        size: Bytes that wait, but for those that wait for a source to be found.
+        size: Bytes that wait, except those that wait for a source to be found.
     """
 
     __slots__ = (
@@ -80,7 +80,7 @@ class Outbox:
 
     @property
     def held(self) -> int:
-        """Bytes that wait, also for a source to be found."""
+        """Bytes that wait, including those that wait for a source to be found."""
         return self.size + self._unanswered
 
     def send(self, data: Any, key: Key) -> None:

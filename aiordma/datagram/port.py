@@ -72,7 +72,7 @@ class DatagramOwner(Owner, Protocol):
         """A datagram has left, and its slot is free."""
 
     def _on_restarted(self, cause: OSError, lost: int) -> None:
-        """The queue pair has begun anew: so many posted datagrams are lost."""
+        """The queue pair was started again: `lost` posted datagrams are lost."""
 
 
 @dataclass(slots=True)
@@ -182,7 +182,7 @@ class DatagramPort(AdapterSide):
         """Call `owner` from now on; datagrams can be sent."""
         self._owner = owner
         self.cm_id._sink = self._on_home_event
-        # Not `_begin`: a failure of the queue pair is no end here, but a new beginning.
+        # Not `_begin`: here the queue pair is started again after a failure.
         self.completions.begin(self)
 
     def receive(self) -> None:
@@ -193,7 +193,7 @@ class DatagramPort(AdapterSide):
 
     @property
     def sockname(self) -> Address:
-        """Local (address, port); clients can ask for the port if the endpoint listens."""
+        """Local (address, port); if the endpoint listens, clients can ask for the port."""
         bound = self._listener or self.cm_id
         source = bound.source
         assert source is not None
@@ -227,7 +227,7 @@ class DatagramPort(AdapterSide):
         return "receive" if sub & SUB_RECV else "send"
 
     def _break(self, sub: int, record: WCRecord) -> None:
-        """The queue pair is in the error state, and all that is posted comes back."""
+        """Note the error state of the queue pair, in which all posted requests come back."""
         if self._broken is not None or self.closed:
             return
         first = completion_error(

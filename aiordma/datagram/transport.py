@@ -58,9 +58,9 @@ _WHAT = "datagram transport"
 class RdmaDatagramTransport(Uncopied, transports._FlowControlMixin, asyncio.DatagramTransport):
     """An endpoint for datagrams; made by `create_datagram_endpoint`.
 
-    As with UDP, a datagram arrives whole and sound, or not at all.  It is lost without a word when
-    the receiver has no room or has gone, or on the way; the network may also double it, or have
-    another overtake it.
+    As with UDP, a datagram arrives whole and sound, or not at all.  It is lost silently if the
+    receiver has no room or is gone, or on the way; the network may also duplicate or reorder
+    datagrams.
 
     `get_extra_info` knows `sockname`, `peername`, `device`, `port` (of the device), `gid`,
     `link_layer`, `transport`, `mtu`, `qpn`, `provider`, `backend`, `number` (in `aiordma.metrics`),
@@ -155,8 +155,8 @@ class RdmaDatagramTransport(Uncopied, transports._FlowControlMixin, asyncio.Data
 
         Args:
             data: Bytes, at most `get_extra_info("mtu")`; copied before the call returns.
-            addr: (host, port) of a service or a multicast group, numeric; or the address that
-                came with a datagram, to answer it; None on a connected endpoint.
+            addr: Numeric (host, port) of a service or a multicast group; or the address that came
+                with a datagram, to answer it; None on a connected endpoint.
 
         A datagram that cannot be sent at once waits in the buffer: see `get_write_buffer_size` and
         the protocol's `pause_writing`.  Failures that are found later, such as a port on which no
@@ -165,8 +165,8 @@ class RdmaDatagramTransport(Uncopied, transports._FlowControlMixin, asyncio.Data
         Raises:
             TypeError: `data` is not bytes-like, or `addr` is no address.
             ValueError: There is no address, or the endpoint is connected to another address.
-            MessageTooLargeError: `data` is longer than the port's MTU; it is a ValueError, too.
-            RuntimeError: The transport's loop runs in another thread, as for all calls here.
+            MessageTooLargeError: `data` is longer than the port's MTU; it is also a ValueError.
+            RuntimeError: The transport's loop runs in another thread; so for all calls here.
         """
         if not isinstance(data, (bytes, bytearray, memoryview)):
             msg = f"data argument must be a bytes-like object, not {type(data).__name__!r}"
@@ -321,7 +321,7 @@ class RdmaDatagramTransport(Uncopied, transports._FlowControlMixin, asyncio.Data
         await self._groups.join(group_host(group), send_only=send_only, timeout=timeout)
 
     async def leave_group(self, group: str | Address, *, timeout: float = 5.0) -> None:
-        """Receive nothing more of a multicast group, from the call on (`rdma_leave_multicast(3)`).
+        """Stop receiving from a multicast group, at once (`rdma_leave_multicast(3)`).
 
         Args:
             group: Its address.
@@ -329,7 +329,7 @@ class RdmaDatagramTransport(Uncopied, transports._FlowControlMixin, asyncio.Data
 
         Raises:
             ValueError: Not a multicast address.
-            OSError: EADDRNOTAVAIL if the endpoint is no member.
+            OSError: EADDRNOTAVAIL, the endpoint is not a member.
 
         Cancellation: ends the wait; the group is left all the same.
         """
@@ -348,7 +348,7 @@ class RdmaDatagramTransport(Uncopied, transports._FlowControlMixin, asyncio.Data
     # Flow control, as of asyncio.WriteTransport
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that wait to be sent, 8 for each datagram beside its own.
+        """Bytes that wait to be sent, plus 8 for each datagram.
 
         Answers to senders whose next hop is not known yet do not count: any host can cause them.
         """
@@ -370,13 +370,13 @@ class RdmaDatagramTransport(Uncopied, transports._FlowControlMixin, asyncio.Data
     # End
 
     def is_closing(self) -> bool:
-        """Whether the end has begun."""
+        """Whether the transport is closing or closed."""
         return self._closing
 
     def close(self) -> None:
         """Receive no more, send the datagrams that wait, then end; idempotent.
 
-        `connection_lost(None)` follows.  A datagram that has not left in `close_timeout_s` is lost.
+        `connection_lost(None)` follows.  A datagram that has not left within 5 seconds is lost.
 
         Raises:
             RuntimeError: The transport's loop runs in another thread.
@@ -439,7 +439,7 @@ class RdmaDatagramTransport(Uncopied, transports._FlowControlMixin, asyncio.Data
         self._closing = True
 
     async def wait_closed(self) -> None:
-        """Wait until the adapter holds nothing of the endpoint any more; bounded after the end.
+        """Wait until the adapter has released all that the endpoint used; bounded after the end.
 
         asyncio's transports have no such method: their descriptors are closed at once.
 
@@ -453,7 +453,7 @@ class RdmaDatagramTransport(Uncopied, transports._FlowControlMixin, asyncio.Data
         return "closed" if self._ended else "closing" if self._closing else "open"
 
     def _seen(self) -> dict[str, Any]:
-        """The endpoint as `aiordma.metrics` shows it; in any thread, without a call of C."""
+        """The endpoint as `aiordma.metrics` shows it; in any thread, without a C call."""
         port, cause = self._port, self._port.failure
         counts = self._counts.read()
         return {

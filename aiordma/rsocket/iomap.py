@@ -1,10 +1,11 @@
-"""Mappings: memory that a side names to its peer, which then writes to it past the stream.
+"""Mappings: memory that a side names to its peer, which then writes to it outside of the stream.
 
 Theory of operation
-    Behind the descriptors of a side's table are slots; private data have their number.  The peer
-    *publishes* a mapping by writing it into a slot, with a word of the kind IOMAP that takes a
-    credit as data does: offset (a number that it chooses), address, key and length.  The owner of
-    the table *uses* the mapping by RDMA WRITEs, which take no word, no credit and no receive.
+    Behind the descriptors of a side's table are slots, whose number is in the private data.  The
+    peer *publishes* a mapping by writing it into a slot: offset (a number that it chooses),
+    address, key and length; a word of the kind IOMAP, which takes a credit as data does, reports
+    it.  The owner of the table *uses* the mapping by RDMA WRITEs, which take no word, no credit and
+    no receive.
 
     A word of data behind the publication, or behind such a write, arrives after it: the transport
     keeps the order.  So a publication that waits for a credit holds data back.
@@ -87,7 +88,7 @@ class Iomap:
             ProtocolError: There is no such slot.
         """
         if index >= len(self._memory) // IOMAP_SLOT_SIZE:
-            raise protocol_error(f"a mapping in slot {index}, which we have not")
+            raise protocol_error(f"a mapping in slot {index}, which does not exist")
 
     def mappings(self) -> list[Mapping]:
         """Return the mappings in the slots; ended mappings are still among them.
@@ -144,7 +145,7 @@ class Iomap:
         try:
             index = self._taken.index(False)
         except ValueError:
-            msg = f"the peer takes {len(self._taken)} mappings at a time, and has them"
+            msg = f"the peer takes {len(self._taken)} mappings at a time, and has that many already"
             raise errno_error(errno.ENOBUFS, msg) from None
         self._taken[index] = True
         self._pending.append((index, mapping))

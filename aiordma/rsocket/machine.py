@@ -5,8 +5,8 @@ Theory of operation
     each completed control message to the machine.  Control messages have four work requests of
     their own, so that data never delay credits or the end.
 
-    Flow control is not here, but in `_core/stream.c`, which has space and credits of both
-    directions in a `StreamState`, and posts.  The machine gives it commands, and finds the words
+    Flow control is not here, but in `_core/stream.c`, which has the space and the credits of both
+    directions in a `StreamState`, and posts.  The machine gives it commands, and words the error
     for a peer that breaks its rules.  `permit` tells C what the end and the mappings leave open;
     every method that changes the answer calls it again.
 
@@ -140,7 +140,7 @@ class Machine:
             raise RuntimeError(msg)
         peer = Hello.parse(data)
         if self._iwarp and peer.big_endian != _BIG_ENDIAN:
-            raise protocol_error("words of iWARP have its own byte order, which is not ours")
+            raise protocol_error("its words on iWARP are in its own byte order, which is not ours")
         self._peer = peer
         self.iomap.meet(peer)
         self._state.meet(
@@ -154,10 +154,10 @@ class Machine:
             self.on_word(word)
 
     def listen_first(self) -> None:
-        """Sending begins with the peer's first word, and not with `open()`.
+        """Have sending begin with the peer's first word, and not with `open()`.
 
-        A server on iWARP: the client begins, with a word about its buffers.  Its kernel takes for a
-        bad answer what comes so early that it follows the answer.
+        For a server on iWARP: the client begins, with a word about its buffers.  If the server sent
+        at once, the client's kernel could take the bytes behind its answer for a bad answer.
         """
         self._listens = True
 
@@ -295,7 +295,7 @@ class Machine:
     # -- inside
 
     def _sync(self) -> None:
-        """Say what the end leaves open, and what waits to be posted."""
+        """Tell C what the end leaves open, and what waits to be posted."""
         ending = self._ending
         owed = OWES_NOTHING
         if self.iomap.pending:

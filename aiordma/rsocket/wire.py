@@ -109,10 +109,10 @@ def unpack_word(word: int) -> tuple[int, int]:
     """Return kind and value of a word; the kind may be a number that is not in `Kind`.
 
     Raises:
-        ValueError: The word is no number of 32 bits.
+        ValueError: The word is not a number of 32 bits.
     """
     if not 0 <= word <= _MAX_WORD:
-        msg = f"a word has 32 bits, {word} has not"
+        msg = f"{word} is not a word of 32 bits"
         raise ValueError(msg)
     return word >> _KIND_SHIFT, word & MAX_VALUE
 
@@ -209,7 +209,7 @@ class Hello:
 
     @classmethod
     def parse(cls, data: bytes) -> Hello:
-        """Return the hello of private data, which may be followed by padding.
+        """Return the hello in private data, which padding may follow.
 
         Unknown flags and reserved bytes are ignored: rsockets sends zeros there.
 
@@ -222,7 +222,7 @@ class Hello:
         addr, key, length, buffer_addr, buffer_key, buffer_length = places
         if version != VERSION:
             raise protocol_error(f"version {version}, this side speaks {VERSION}")
-        # In rsockets of before October 2012 that byte has another meaning.
+        # In rsockets from before October 2012 that byte has another meaning.
         slots = decode_scaled(slots) if flags & _HAS_IOMAP else 0
         self = cls(
             credit, addr, key, length, buffer_addr, buffer_key, buffer_length, slots,
