@@ -46,20 +46,20 @@ async def create_connection(
     config: StreamConfig | None = None,
     timeout: float | EllipsisType | None = ...,
 ) -> tuple[asyncio.Transport, Any]:
-    """Connect to a stream server; `loop.create_connection` over RDMA.
+    """Connect to a stream server, as `loop.create_connection` does over TCP.
 
     The peer may be an aiordma server or any program that uses rsockets, such as one under
     `librspreload.so` (`rsocket(7)`).
 
     Args:
-        protocol_factory: Called for the protocol, once the connection is there.
-        host: Name or address of the peer; which RDMA device leads there is found by routing.
+        protocol_factory: Makes the protocol, once the connection is established.
+        host: Name or address of the peer; routing chooses the RDMA device.
         port: Its port, a number or the name of a service.
         ssl: A context, or True for `ssl.create_default_context()`, to speak TLS.
         family: `socket.AF_INET` or `AF_INET6` for that family alone; 0 for both.
         proto: 0 or `socket.IPPROTO_TCP`.
-        flags: Of no use; for the signature's sake.
-        sock: None: a socket knows nothing of RDMA.
+        flags: Ignored; asyncio's signature has it.
+        sock: Has to be None: an RDMA connection has no socket.
         local_addr: Local (address, port) to connect from.
         server_hostname: The name that the server's certificate has to have; `host` by default.
         ssl_handshake_timeout: Seconds for the TLS handshake, 60 by default.
@@ -68,10 +68,10 @@ async def create_connection(
             after the other.
         interleave: Ignored: the address families always alternate.
         config: Settings.
-        timeout: Seconds until the connection is there, TLS aside, by the clock; None for no limit
-            of its own.  By default 10 seconds, in which no time counts that it
-            waits for its turn, as many connects of a loop to one address do, or the loop is late.
-            Zero or less means that the deadline has already passed.
+        timeout: Seconds by the clock until the connection is established, without TLS; None for no
+            limit of its own.  The default is 10 seconds, not counting the time for which the loop
+            is late, or the connect waits for its turn among many to the same address.  Zero or less
+            means that the deadline has already passed.
 
     Returns:
         (transport, protocol); the transport is an `RdmaTransport`, with TLS asyncio's own over one.
@@ -80,9 +80,9 @@ async def create_connection(
         TypeError, ValueError: An argument is invalid.
         LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or not on the way.
         socket.gaierror: The name does not resolve.
-        ConnectionRejectedError: No program listens there, or it speaks another protocol.  A server
-            of aiordma that refuses because too many wait is tried again.
-        ConnectTimeoutError: No answer in time, or no room at a server where too many wait.
+        ConnectionRejectedError: No program listens there, or it speaks another protocol.  An
+            aiordma server that refuses because too many clients wait is tried again.
+        ConnectTimeoutError: There was no answer in time, or too many clients waited all the time.
         ProtocolError: The answer makes no sense.
         ssl.SSLError: The TLS handshake failed.
 
@@ -194,7 +194,7 @@ async def _connect(
 
 
 def _explain(exc: ConnectionRejectedError) -> None:
-    """The reason of a server of aiordma that has refused by itself."""
+    """Add the reason of an aiordma server that has refused."""
     _, words = parse_refusal(exc.private_data)
     if names_the_kind(exc.private_data):
         words = (
@@ -215,7 +215,7 @@ async def open_connection(
     limit: int = READER_LIMIT,
     **kwds: Any,
 ) -> tuple[RdmaStreamReader, RdmaStreamWriter]:
-    """Connect to a stream server; `asyncio.open_connection` over RDMA.
+    """Connect to a stream server, as `asyncio.open_connection` does over TCP.
 
     Args:
         host: Name or address of the peer.
@@ -224,7 +224,7 @@ async def open_connection(
         kwds: As for `create_connection`.
 
     Returns:
-        A reader, which has `readinto` beside the methods of asyncio's, and a writer.
+        A reader, which has `readinto` in addition to asyncio's methods, and a writer.
 
     Raises: as `create_connection`.
 

@@ -46,7 +46,7 @@ class Receiving(Protocol):
         """Call `Incoming.deliver` in the loop's next turn."""
 
     def _fatal_error(self, exc: BaseException, message: str) -> None:
-        """A callback of the protocol has raised `exc`; with words about it."""
+        """A callback of the protocol has raised `exc`; `message` describes it."""
 
     def close(self) -> None:
         """The protocol does not want to stay open after the peer's end."""

@@ -1,9 +1,9 @@
-"""Mappings of a stream: memory that one end names and the other writes to, past the stream.
+"""Mappings of a stream: memory that one end names and the other writes to, outside of the stream.
 
-The `riomap` and `riowrite` of `rsocket(7)`.  An end that sets `StreamConfig.iomap_slots` takes
-as many mappings from its peer, and may write to them: RDMA WRITEs from memory that is
-registered here, which the peer's program notices in its memory, or by a message in the stream
-behind them.
+These are the `riomap` and `riowrite` of `rsocket(7)`.  An end that sets
+`StreamConfig.iomap_slots` takes that many mappings from its peer, and may write to them, by RDMA
+WRITE from registered memory.  The peer's program notices a write by looking at its memory, or by a
+message that follows in the stream.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class MappedRegion(Uncopied):
     """Memory of this end that the peer may write to; made by `StreamIomap.map`.
 
     Attributes:
-        region: The registered memory; `region.view` are its bytes.
-        offset: By which number the peer calls the first byte.
+        region: The registered memory; its bytes are `region.view`.
+        offset: The peer's number for the first byte.
     """
 
     __slots__ = ("__weakref__", "_machine", "_port", "_slot", "offset", "region")
@@ -54,9 +54,8 @@ class MappedRegion(Uncopied):
     def close(self) -> None:
         """End the peer's right to write (`riounmap`); idempotent.
 
-        `await region.wait_closed()` waits until that is done.  The peer is not
-        informed, and a write that it makes afterwards ends the connection: the programs have to
-        agree on it before.
+        `await region.wait_closed()` waits until that is done.  The peer is not informed, and a
+        write that it makes afterwards ends the connection: the programs have to agree before.
         """
         if not self.region.closed:
             self._machine.withdraw(self._slot)
@@ -92,18 +91,17 @@ class StreamIomap(Uncopied):
     async def map(self, buffer: Any, offset: int | None = None) -> MappedRegion:
         """Let the peer write to memory of this end (`riomap`).
 
-        The peer knows of it when it has received anything that is written to the stream after
-        this.
+        The peer knows of the mapping once it has received anything that is written to the stream
+        after this call.
 
         Args:
             buffer: A writable buffer, or a number of bytes to be allocated.
-            offset: The number of the first byte for the peer, 0 to 2**63 - 1; None for its
-                address.
+            offset: The peer's number for the first byte, 0 to 2**63 - 1; None for its address.
 
         Raises:
-            OSError: ENOBUFS if the peer takes no more mappings; or as `MemoryRegion`.
-            ValueError: The offset does not fit, or as `MemoryRegion`.
-            ConnectionLostError: The connection is over, or this end has said that it sends no more.
+            OSError: ENOBUFS, the peer takes no more mappings; or as `MemoryRegion`.
+            ValueError: The offset is out of range, or as `MemoryRegion`.
+            ConnectionLostError: The connection is over, or `write_eof` was called.
 
         Cancellation: ends the wait; nothing is mapped.
         """
@@ -125,9 +123,9 @@ class StreamIomap(Uncopied):
         return MappedRegion(self._port, self._machine, region, slot, name)
 
     async def register(self, buffer: Any) -> MemoryRegion:
-        """Register memory to write from; it lasts until it is closed, or the connection is.
+        """Register memory to write from; it lasts until it or the connection is closed.
 
-        A region that is forgotten before is a ResourceWarning, and is closed.
+        A region that the program drops before is closed, with a ResourceWarning.
 
         Args:
             buffer: A writable buffer, or a number of bytes to be allocated.
@@ -152,11 +150,11 @@ class StreamIomap(Uncopied):
     async def write(self, source: MemoryRegion | SGE, offset: int) -> None:
         """Write to the peer's memory (`riowrite`); returns when the peer's adapter has the bytes.
 
-        Bytes that are written to the stream afterwards are received after them.
+        The peer receives what is written to the stream afterwards after these bytes.
 
         Args:
-            source: Registered memory of this connection, see `register`, or a piece of it.
-            offset: The peer's number of the first byte to be written, as in its `Mapping`.
+            source: Memory registered by `register`, or a piece of it.
+            offset: The peer's number for the first byte to be written, as in its `Mapping`.
 
         Raises:
             ValueError: The peer has published no mapping that holds all of it.

@@ -39,7 +39,7 @@ def _first(size: int) -> int:
 
 
 class Plan:
-    """The values that follow from `config`, and from whether the device is iWARP.
+    """The values that follow from the configuration, and from whether the device is iWARP.
 
     Attributes:
         config: The configuration.
@@ -47,7 +47,7 @@ class Plan:
         credits: Messages that the peer may send ahead.
         receives: Work requests of the receive queue.
         sends: Those of the send queue that messages and the probe take.
-        completions: Room that a stream takes of a completion queue.
+        completions: Room that a stream takes in a completion queue.
         ring: Bytes of the ring that the peer writes to at first.  It grows to the size that the
             configuration has, unless registering so many bytes would hold up the loop: such a
             ring is there from the beginning.
@@ -57,7 +57,7 @@ class Plan:
             sending and the payloads of control messages.
         own: Bytes of that memory.
         pinned: Bytes that a stream pins from its handshake on.
-        silence: Seconds between two looks whether the peer is there; None for never.
+        silence: Seconds between two checks that the peer is there; None for never.
         attributes: Of queue pairs; the completion queue is not in them.
     """
 
@@ -91,7 +91,7 @@ class Plan:
         self.own: int = self.words + (self.receives * WORD_SIZE if iwarp else 0)
         parts = (self.ring, self.table, self.own)
         self.pinned: int = sum(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in parts)
-        # However short the patience, the peer is asked before it is given up.
+        # However short the limit, the peer is asked before it is given up.
         waits = [config.keepalive_s, config.idle_timeout_s and config.idle_timeout_s / 4]
         self.silence: float | None = min((wait for wait in waits if wait is not None), default=None)
         self._parameters: BoundedCache[tuple[int, int], ConnectionParameter] = BoundedCache()
@@ -99,7 +99,7 @@ class Plan:
     def parameter(self, depth: int, resources: int = 0) -> ConnectionParameter:
         """The parameter of rsockets: no reads, and retries while a receive is missing.
 
-        Connections share them; so they are never changed.
+        Connections share them, so they are never changed.
         """
         parameter = self._parameters.get((depth, resources))
         if parameter is None:  # clients choose the numbers

@@ -1,10 +1,10 @@
 """Event loops that make connections over RDMA: the switch for a whole program.
 
-`RdmaLoopMixin` takes the place of `create_connection` and `create_server` of the loop that it is
-mixed with, in which everything of asyncio that makes connections ends.  A call for an address
-without an RDMA device goes to that loop as if the mixin were not there.  Which way a connection or
-a server goes is decided before anything is tried, by a rule that the program gives, and is said in
-the log.  When RDMA was chosen and fails, the call fails: nothing is tried again over TCP.
+`RdmaLoopMixin` overrides `create_connection` and `create_server` of the loop that it is mixed with,
+through which all connections of asyncio are made.  A call for an address without an RDMA device
+goes to that loop as if the mixin were not there.  Which way a connection or a server takes is
+decided before anything is tried, by a rule that the program chooses, and is logged.  If RDMA was
+chosen and fails, the call fails: nothing is tried again over TCP.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class RdmaLoopMixin(_Loop):
     Raises:
         ValueError: `when` is something else.
 
-    A server for a socket that is bound and does not listen yet takes its place over RDMA.  Sockets
-    that are connected or listen, `sock_connect` and `sock_accept`, sockets that the program watches
-    by `add_reader`, and datagrams are the loop's own in any case, which is said in the log; UNIX
-    sockets are, too.
+    A server for a socket that is bound and does not listen yet serves its address over RDMA.
+    Sockets that are connected or listen, `sock_connect` and `sock_accept`, sockets that the program
+    watches by `add_reader`, and datagrams always stay with the loop itself, which is logged; UNIX
+    sockets do, too.
     """
 
     def __init__(self, *args: Any, when: When = "device", **kwargs: Any) -> None:
@@ -83,20 +83,21 @@ class RdmaLoopMixin(_Loop):
     ) -> Any:
         """Connect over RDMA if the address is for it, else as the loop itself does.
 
-        A name of which some addresses are for RDMA is connected to at these.
+        If some addresses of a name are for RDMA, only these are tried.
 
         Args:
-            protocol_factory: Called for the protocol.
+            protocol_factory: Makes the protocol.
             host: Name or address of the peer.
             port: Its port, a number or the name of a service.
             family: As for `getaddrinfo`; proto and flags likewise.
             proto: See family.
             flags: See family.
-            sock: A socket that the program has connected: the loop's own call.
+            sock: A socket that the program has connected; it stays with the loop itself.
             local_addr: Local (host, port) to connect from.
-            options: As for `aiordma.create_connection`, and `all_errors`; else as for the loop's.
+            options: As for `aiordma.create_connection`, and `all_errors`; without RDMA as for the
+                loop's own method.
 
-        Raises: as `aiordma.create_connection`; else as the loop's own.
+        Raises: as `aiordma.create_connection`; without RDMA as the loop's own method.
 
         Cancellation: the resources are closed.
         """
@@ -139,18 +140,18 @@ class RdmaLoopMixin(_Loop):
         A wildcard is for RDMA if the machine has a device.
 
         Args:
-            protocol_factory: Called for the protocol of each connection.
+            protocol_factory: Makes the protocol of each connection.
             host: Local name or address, or several; None or "" for all.
             port: A number, or the name of a service.
             family: As for `getaddrinfo`; flags likewise.
             flags: See family.
             sock: A socket instead of host and port.  If it neither listens nor is connected, its
-                address decides, and an RDMA server takes its place; else the loop's own call.
-            options: As for `aiordma.create_server`; else as for the loop's.
+                address decides whether to serve over RDMA; otherwise it stays with the loop itself.
+            options: As for `aiordma.create_server`; without RDMA as for the loop's own method.
 
         Raises:
             ValueError: Some of the addresses are for RDMA and some are not: make two servers.
-            OSError: As from `aiordma.create_server`; else as from the loop's own.
+            OSError: As `aiordma.create_server`; without RDMA as the loop's own method.
 
         Cancellation: the resources are closed.
         """
@@ -173,7 +174,7 @@ class RdmaLoopMixin(_Loop):
         if any(ways.values()):
             if not all(ways.values()):
                 lost = ", ".join(address[0] for address, way in ways.items() if not way)
-                msg = f"one server is over RDMA or not; not for RDMA: {lost}"
+                msg = f"a server has all its addresses over RDMA, or none; not for RDMA: {lost}"
                 raise ValueError(msg)
             address, way = next(iter(ways.items()))
             _log.info("listening on %s port %s over RDMA: %s", *where, way)
@@ -192,12 +193,12 @@ class RdmaLoopMixin(_Loop):
             protocol_factory, host, port, family=family, flags=flags, sock=sock, **options
         )
 
-    # Calls that stay on sockets are the loop's own, with a word about it
+    # Calls that stay on sockets are the loop's own, and are logged
 
     async def connect_accepted_socket(
         self, protocol_factory: Callable[[], Any], sock: Any, **options: Any
     ) -> Any:
-        """The loop's own: a connection that the program has accepted by itself.
+        """The loop's own: the program has accepted the connection itself.
 
         Args:
             protocol_factory: Called for the protocol.
@@ -233,7 +234,7 @@ class RdmaLoopMixin(_Loop):
 
         Args:
             sock: A socket.
-            address: Of the peer.
+            address: The peer's address.
 
         Raises: as the loop's own.
 
@@ -310,10 +311,10 @@ class RdmaLoopMixin(_Loop):
         Args:
             transport: The connection's.
             protocol: For the new transport.
-            sslcontext: Of `ssl.SSLContext`.
+            sslcontext: An `ssl.SSLContext`.
             options: As for `aiordma.start_tls`.
 
-        Raises: as `aiordma.start_tls`; else as the loop's own.
+        Raises: as `aiordma.start_tls`; without RDMA as the loop's own method.
 
         Cancellation: the connection is closed.
         """
@@ -338,7 +339,7 @@ class RdmaLoopMixin(_Loop):
             file: Open in binary mode.
             offset: Bytes of the file before the first that is sent.
             count: Bytes to send; to the end of the file by default.
-            fallback: False refuses a connection over RDMA, for which the file is read.
+            fallback: False refuses a connection over RDMA, which needs the file to be read.
 
         Returns:
             Bytes that were sent.
@@ -348,7 +349,7 @@ class RdmaLoopMixin(_Loop):
             RuntimeError: The connection is closing.
             NotImplementedError: The loop is uvloop's, which sends no files.
 
-        Cancellation: bytes that were read of the file before are sent.
+        Cancellation: bytes that were read from the file before are sent.
         """
         if _goes_over_rdma(transport):
             if "b" not in getattr(file, "mode", "b"):
@@ -402,7 +403,7 @@ def new_event_loop(*, when: When = "device", uvloop: bool = False) -> asyncio.Ab
         The loop, which the caller closes.
 
     Raises:
-        ValueError: `when` is none of the rules.
+        ValueError: `when` is not one of the rules.
         ModuleNotFoundError: uvloop is not installed.
     """
     if not uvloop:
@@ -417,14 +418,15 @@ def new_event_loop(*, when: When = "device", uvloop: bool = False) -> asyncio.Ab
 def event_loop_policy(*, when: When = "device", uvloop: bool = False) -> Any:
     """A policy whose new loops are those of `new_event_loop`, for `asyncio.set_event_loop_policy`.
 
-    For programs whose `asyncio.run` is out of reach.  Python 3.14 warns of policies; 3.16 has none.
+    For programs whose call of `asyncio.run` cannot be changed.  Policies are deprecated in Python
+    3.14, and gone in 3.16.
 
     Args:
         when: As for `RdmaLoopMixin`.
         uvloop: uvloop's loop instead of asyncio's.
 
     Raises:
-        ValueError: `when` is none of the rules.
+        ValueError: `when` is not one of the rules.
         AttributeError: This Python has no policies any more.
     """
     _check(when)
@@ -453,7 +455,7 @@ def _tell_own(what: str, sock: Any, peer: Any = None) -> None:
 
 
 def _without_socket_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options except those of sockets only; a `reuse_port` of None is left out."""
+    """The options except those that are only for sockets; a `reuse_port` of None is left out."""
     kept = {name: value for name, value in options.items() if name != "keep_alive"}
     if kept.get("reuse_port") is None:
         kept.pop("reuse_port", None)

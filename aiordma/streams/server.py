@@ -1,4 +1,4 @@
-"""RdmaServer: asyncio's Server for streams over RDMA; and asyncio's calls that make one.
+"""RdmaServer: asyncio's Server for streams over RDMA; and the calls that make one.
 
 Theory of operation
     Requests are accepted in the background, as link/acceptor.py has it.  A client that does not
@@ -93,8 +93,8 @@ class RdmaServer(Uncopied, asyncio.AbstractServer):
         self._config = config
         self._tls = context
         self._tls_times = tls_times
-        # Not a count: Ctrl-C can come between any two steps of the end of a connection.
-        # The oldest first: they are closed in this order.
+        # Not a count: Ctrl-C can come between any two steps of the end of a connection.  The oldest
+        # first, as they are closed in this order.
         self._clients: weakref.WeakKeyDictionary[RdmaTransport, None] = weakref.WeakKeyDictionary()
         self._aborting = False
         self.limits = limits
@@ -139,7 +139,7 @@ class RdmaServer(Uncopied, asyncio.AbstractServer):
 
     @property
     def sockname(self) -> Address:
-        """Local (address, port); the first, if there are several."""
+        """Local (address, port); the first if there are several."""
         return self._acceptor.addresses[0]
 
     @property
@@ -149,7 +149,7 @@ class RdmaServer(Uncopied, asyncio.AbstractServer):
 
     @property
     def addresses(self) -> list[Address]:
-        """The old name of `socknames`, which is deprecated."""
+        """Deprecated; use `socknames`."""
         warnings.warn("RdmaServer.addresses is now socknames", DeprecationWarning, stacklevel=2)
         return self.socknames
 
@@ -264,7 +264,7 @@ class RdmaServer(Uncopied, asyncio.AbstractServer):
         place.leave()
 
     async def _tls_begins(self, transport: RdmaTransport) -> Place:
-        """A connection goes over to TLS: a place for its handshake, to be left at the end of it.
+        """Take a place for the TLS handshake of a connection, which leaves it at the end.
 
         Raises:
             ConnectionLostError: There was none in time.
@@ -367,7 +367,7 @@ class RdmaServer(Uncopied, asyncio.AbstractServer):
         registry.keep(self, self._loop)
 
     async def serve_forever(self) -> None:
-        """Accept connections until it is canceled, or the server closed.
+        """Accept connections until this is canceled or the server is closed.
 
         Raises:
             RuntimeError: The server is closed, this is awaited already, or this is not the server's
@@ -392,7 +392,7 @@ class RdmaServer(Uncopied, asyncio.AbstractServer):
             self._forever = None
 
     def close(self) -> None:
-        """Accept no more; connections that are there go on.  Idempotent.
+        """Stop accepting; existing connections go on.  Idempotent.
 
         Raises:
             RuntimeError: The server's event loop runs in another thread; nothing was done.
@@ -418,8 +418,8 @@ class RdmaServer(Uncopied, asyncio.AbstractServer):
     async def wait_closed(self) -> None:
         """Wait until the server is closed and its connections have ended, and the port is free.
 
-        Connections end when their protocols or peers end them: `close_clients()` and
-        `abort_clients()` make that now.
+        Connections end when their protocols or peers end them; `close_clients()` and
+        `abort_clients()` end them now.
 
         Cancellation: ends the wait.
         """
@@ -432,7 +432,7 @@ class RdmaServer(Uncopied, asyncio.AbstractServer):
 
     async def __aexit__(self, *exc_info: object) -> None:
         if exc_info[0] is not None:
-            # To wait for clients would keep the exception from the program until they go.
+            # Waiting for clients would keep the exception from the program until they leave.
             await self._end()
             return
         self.close()
@@ -468,7 +468,7 @@ class RdmaServer(Uncopied, asyncio.AbstractServer):
             _log.warning("%r: %d connections did not end in time", self, len(self._clients))
 
     def _seen(self) -> dict[str, Any]:
-        """The server as `aiordma.metrics` shows it; in any thread, without a call of C."""
+        """The server as `aiordma.metrics` shows it; in any thread, without a C call."""
         state = "listening" if self._serving else "bound"
         return {
             "kind": "streams",
@@ -512,26 +512,26 @@ async def create_server(
     config: StreamConfig | None = None,
     limits: ListenerLimits | None = None,
 ) -> RdmaServer:
-    """Serve streams; `loop.create_server` over RDMA.
+    """Serve streams, as `loop.create_server` does over TCP.
 
     Clients may be aiordma's, or any program that uses rsockets, such as one under
     `librspreload.so` (`rsocket(7)`).
 
     Args:
-        protocol_factory: Called for the protocol of each connection.
+        protocol_factory: Makes the protocol of each connection.
         host: Local name or address, or several; None or "" for all.
         port: A number or the name of a service; 0 or None lets the kernel choose, see
             `RdmaServer.port`.
         family: `socket.AF_INET` or `AF_INET6` for that family alone.
-        flags: Of no use; for the signature's sake.
-        sock: Instead of host and port: a stream socket of IPv4 or IPv6 that is bound, or not even
-            that, and neither listens nor is connected.  The server listens on its address in its
-            place, keeps the port with it, and closes it in the end.
-        backlog: Requests that may wait, those in the middle of the handshake included; TLS
-            handshakes are not among them.  More are refused, and aiordma's clients try again.
+        flags: Ignored; asyncio's signature has it.
+        sock: Instead of host and port: an IPv4 or IPv6 stream socket, bound or not, that neither
+            listens nor is connected.  The server listens on its address over RDMA, keeps the socket
+            to reserve the port, and closes it in the end.
+        backlog: Requests that may wait, including those in the middle of the handshake, but not TLS
+            handshakes.  Further requests are refused, and aiordma's clients try again.
         ssl: A context, to speak TLS.
-        reuse_address: Of no use: an address is free as soon as its server is gone.
-        reuse_port: Not True: two servers cannot share a port.
+        reuse_address: Ignored: an address is free as soon as its server is gone.
+        reuse_port: Must not be True: two servers cannot share a port.
         ssl_handshake_timeout: Seconds for the TLS handshake, 60 by default.
         ssl_shutdown_timeout: Seconds for the end of TLS, 30 by default.
         start_serving: Accept at once; otherwise from `start_serving()` or `serve_forever()` on.
@@ -541,9 +541,9 @@ async def create_server(
     Raises:
         TypeError, ValueError: An argument is invalid.
         LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or no RDMA device has
-            the address; seldom has a device an address of loopback ("localhost").
+            the address; few devices have a loopback address ("localhost").
         socket.gaierror: The name does not resolve.
-        TimeoutError: It does not within 10 seconds.
+        TimeoutError: The name was not resolved within 10 seconds.
         OSError: The port is taken (EADDRINUSE).
 
     Cancellation: the resources are closed.
@@ -622,12 +622,12 @@ async def start_server(
     limit: int = READER_LIMIT,
     **kwds: Any,
 ) -> RdmaServer:
-    """Serve streams; `asyncio.start_server` over RDMA.
+    """Serve streams, as `asyncio.start_server` does over TCP.
 
     Args:
         client_connected_cb: Called with a reader and a writer for each connection; a coroutine
-            function becomes a task.  If it raises, the loop's exception handler is told, and the
-            stream is closed: as asyncio does from Python 3.12 on.
+            function becomes a task.  If it raises, the loop's exception handler is called and the
+            stream is closed, as in asyncio from Python 3.12 on.
         host: Local name or address, or several; None for all.
         port: Its port; 0 or None lets the kernel choose.
         limit: Bytes that a reader keeps before the peer has to wait; see `asyncio.StreamReader`.
@@ -640,7 +640,7 @@ async def start_server(
     loop = asyncio.get_running_loop()
 
     def connected(reader: Any, writer: Any) -> Any:
-        # asyncio makes the writer itself; this writer has the same attributes and one method more.
+        # asyncio makes the writer itself; ours has the same attributes and one more method.
         writer.__class__ = RdmaStreamWriter
         fork.guard_public(writer)
         handling = client_connected_cb(reader, writer)

@@ -36,24 +36,24 @@ class StreamConfig:
             raises an event.  "spin": the completion queue is polled for up to `spin_us` before the
             loop sleeps, which takes a processor.  "adaptive": the same while recent waits were
             shorter than `spin_us`, otherwise as "event".  On a machine with a single processor all
-            are as "event".  See docs/connecting.md.
+            work as "event".  See docs/connecting.md.
         spin_us: Microseconds of polling in each wait, 1 to 1,000,000.
         tos: Type of service of the packets (IPv4), or traffic class (IPv6), 0 to 255; None for the
             system's.  The connecting side chooses for both.
         ack_timeout: Exponent e of the adapter's acknowledgement timeout, 4.096 us * 2**e; 16 is
-            268 ms.  A dead peer is noticed after seven timeouts, as the adapter tries six times
-            again.
+            268 ms.  A dead peer is noticed after seven timeouts, as the adapter tries again six
+            times.
         close_timeout_s: Seconds without progress after which `close()` gives up and bytes that were
             not sent are lost.
         linger_s: Seconds in which posted bytes have to arrive after `abort()`, or when the event
-            loop ends before the connection; 0 to break the connection at once, which the peer gets
+            loop ends before the connection; 0 to break the connection at once, which the peer sees
             as `ConnectionLostError`.
         keepalive_s: Seconds of silence after which the peer's adapter is asked for a sign of life;
-            None for never.  A host that is gone is noticed so; a program that has stopped is not.
-        idle_timeout_s: Seconds without a word of the peer's program after which the connection is
-            given up; None for never.  A quarter of it is the time after which this side says a word
-            by itself, so that two programs of aiordma that have nothing to say stay connected; a
-            foreign program of rsockets has to say something.
+            None for never.  This notices a host that is gone, but not a program that hangs.
+        idle_timeout_s: Seconds without a sign of life from the peer's program after which the
+            connection is given up; None for never.  After a quarter of it this side sends a sign of
+            life, so two aiordma programs that have nothing to send stay connected; another program
+            that uses rsockets has to send something.
     """
 
     receive_buffer_size: Annotated[int, Between(4096, 1 << 30)] = 256 * 1024

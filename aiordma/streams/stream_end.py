@@ -1,8 +1,8 @@
-"""StreamEnd: the wait for sent bytes at a stream's end, and the choice of a disconnection.
+"""StreamEnd: the wait for sent bytes at a stream's end, and how the connection is ended.
 
-After an end in the band the peer needs no other, so that the queue pair goes to the error state at
-once; otherwise the connection manager disconnects.  On iWARP it always does: ending a connection
-hard would lose bytes that its adapter has taken and not yet delivered.
+After an end in the band the peer needs no other, so the queue pair goes to the error state at once;
+otherwise the connection manager disconnects.  On iWARP it always does: a hard end would lose bytes
+that the adapter has taken and not yet delivered.
 """
 
 from __future__ import annotations
@@ -44,14 +44,13 @@ class StreamEnd:
 
     Args:
         port: The adapter's side.
-        machine: Knows whether the end was said in the band.
+        machine: Knows whether the end was sent in the band.
         config: Times.
 
     Attributes:
-        cause: The reason of the loss, or None; it is no failure if the end had been
-            announced before.
-        said: This side says the end in the band, behind the posted bytes.
-        leaving: The loop ends: the stream only waits for the posted bytes.
+        cause: The reason of the loss, or None; not a failure if the end was announced before.
+        said: Whether this side sends the end in the band, behind the posted bytes.
+        leaving: Whether the loop ends, and the stream only waits for the posted bytes.
     """
 
     __slots__ = (
@@ -73,7 +72,7 @@ class StreamEnd:
         self.said = self.leaving = False
 
     def say(self) -> None:
-        """Say the end behind the posted bytes; the caller posts it."""
+        """Announce the end behind the posted bytes; the caller posts it."""
         if not self.said:
             self.said = True
             self._machine.disconnect()

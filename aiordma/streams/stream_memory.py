@@ -1,10 +1,9 @@
 """StreamMemory: the registered memory of a stream, and its growth.
 
 Theory of operation
-    Both rings begin small, and are joined by a larger ring each when there is traffic for it.  A
-    larger ring that cannot be registered is no failure: the stream goes on with the ring that it
-    has.  The first rings stay until the end: with them are control messages and words, and they are
-    small.
+    Both rings begin small, and each is joined by a larger one when there is traffic for it.  If
+    that cannot be registered, it is no failure: the stream goes on with the ring that it has.  The
+    first rings stay until the end: control messages and words are beside them, and they are small.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ class StreamMemory:
         ring: Where the peer's bytes land.
         table: Where the peer writes descriptors, and mappings.
         own: For this side alone: the ring for sending, control messages, and on iWARP words.
-        send: Where own bytes lie while they are sent.
+        send: Where this side's bytes lie while they are sent.
         grown: Larger rings.
         views: Of all rings and the table, for an object that has their addresses.
         words: Where words land, on iWARP.
         mapped: Regions of the program that the peer may write to.
-        sources: Regions of the program to write from; without a use once it has dropped them, so
-            weak.
+        sources: Regions of the program to write from; weak, as they have no use once the program
+            has dropped them.
     """
 
     __slots__ = (
@@ -117,7 +116,7 @@ class StreamMemory:
             self._member.close()
 
     def widen_ring(self, state: StreamState) -> None:
-        """Offer the peer a ring of full size, from the next time on that its first half is free."""
+        """Offer the peer a ring of full size, from the next time that its first half is free."""
         if state.is_over:
             return
         region = self._larger(self._plan.config.receive_buffer_size, _THEIRS)
@@ -125,7 +124,7 @@ class StreamMemory:
             state.widen(region.addr, region.rkey, region.length)
 
     def widen_send(self, state: StreamState) -> bool:
-        """Send from a ring of full size if the ring is full, and the peer has more room than it.
+        """Send from a ring of full size if the ring is full and the peer has more room.
 
         Returns:
             Whether there is a new ring.
@@ -142,7 +141,7 @@ class StreamMemory:
         return True
 
     def _larger(self, size: int, access: Access) -> MemoryRegion | None:
-        """Register memory; None where there is none to be had."""
+        """Register memory; None if that is not possible."""
         if self._member is None:
             self._member = Member(growth_of_loop(), 0)
         lease = self._member.lease(GROWTH, size)

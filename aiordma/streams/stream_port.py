@@ -2,17 +2,17 @@
 
 Theory of operation
     Bytes land in the ring by the peer's RDMA WRITE; a 32-bit word reports them, which is the
-    immediate of that WRITE, or on iWARP a SEND of four bytes behind it.  A receive is there to be
-    used up by a word; it takes no bytes of data.
+    immediate of that WRITE, or on iWARP a SEND of four bytes behind it.  A word uses up a receive,
+    which takes no bytes of data.
 
     A few more receives are posted than are announced: words about buffers and the end are not
-    counted, and used-up receives are posted again by the chain, not one by one.
+    counted, and used-up receives are posted again in chains, not one by one.
 
     Most completions never get here: from `attach` on `StreamState` takes them, counts requests, and
     passes on the others, such as failures.
 
-    The ring and the table are the only memory that the peer may write to.  Each is registered for
-    itself, so that the adapter refuses a write beyond it; memory for this side is one registration.
+    The ring and the table are the only memory that the peer may write to.  Each is a registration
+    of its own, so that the adapter refuses a write beyond it; this side's memory is one.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class StreamPort(AdapterSide):
     def flush(self) -> None:
         """Call the owner, once, when the peer's adapter has everything that was posted.
 
-        Not where the connection breaks before.
+        It is not called if the connection breaks before.
         """
         # A probe under way stands for the requests posted before it, and no more.
         self._awaited = 2 if self.posted else 1
@@ -290,7 +290,7 @@ class StreamPort(AdapterSide):
     def to_error(self) -> None:
         """Move the queue pair to the error state: the posted requests are flushed.
 
-        C counts the receives; all else that completes from now on is Python's.
+        C counts the receives; all other completions from now on go to Python.
         """
         if not self.attached:
             self.state.end()

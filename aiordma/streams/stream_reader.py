@@ -23,17 +23,17 @@ __all__ = ["READER_LIMIT", "RdmaStreamReader", "RdmaStreamWriter"]
 READER_LIMIT = 64 * 1024
 _EVERYTHING = 1 << 32
 #: Lengths of `readexactly` for which the bytes object that it returns is made before the bytes
-#: have come: below, a copy costs less; above, the length is perhaps a word of the peer's that is
-#: never made true, and memory is taken for bytes that are there.
+#: have come: below, a copy costs less; above, the length may be an empty claim of the peer, and
+#: memory is taken only for bytes that have come.
 _AHEAD = range(64 * 1024, (64 << 20) + 1)
 
 
 class RdmaStreamReader(Uncopied, asyncio.StreamReader):
     """An `asyncio.StreamReader` that can also read into the caller's own memory.
 
-    As long as a task waits here, arrived bytes stay where the adapter has put them; the task is
-    resumed in the very turn of the loop that sees them, and takes them from there.  Otherwise, and
-    over TLS, everything comes by way of the protocol, as in asyncio.
+    While a task waits here, arrived bytes stay where the adapter put them; the task takes them from
+    there in the same turn of the loop.  Otherwise, and over TLS, all bytes pass through the
+    protocol, as in asyncio.
     """
 
     # Attributes of the base class that its type stub does not have.
@@ -55,8 +55,8 @@ class RdmaStreamReader(Uncopied, asyncio.StreamReader):
         """As `asyncio.StreamReader.set_exception`.
 
         Args:
-            exc: The exception that reading raises from now on.  Where the peer's end is here
-                already, which makes the bytes complete, only `exception()` and `drain()` use it.
+            exc: The exception that reading raises from now on.  If the peer's end has arrived
+                already, so that the bytes are complete, only `exception()` and `drain()` use it.
         """
         if self._eof:
             self._after_end = exc
@@ -96,7 +96,7 @@ class RdmaStreamReader(Uncopied, asyncio.StreamReader):
             source.wake()
 
     def _source(self) -> Incoming | None:
-        """The receiving half to read without the protocol; None of a transport of another kind."""
+        """The receiving half, to read without the protocol; None for another kind of transport."""
         transport = self._transport
         return transport._in if isinstance(transport, RdmaTransport) else None
 
@@ -259,7 +259,7 @@ class RdmaStreamReader(Uncopied, asyncio.StreamReader):
         return count
 
     async def readinto(self, buffer: Any) -> int:
-        """Read into `buffer`, without a copy in between where the stream has none yet.
+        """Read into `buffer`, without an intermediate copy unless the reader holds bytes already.
 
         Args:
             buffer: Writable, contiguous; a bytearray, memoryview, array, numpy array and so on.
@@ -340,10 +340,10 @@ class RdmaStreamWriter(asyncio.StreamWriter, Uncopied):
         ssl_handshake_timeout: float | None = None,
         ssl_shutdown_timeout: float | None = None,
     ) -> None:
-        """Go over to TLS; `asyncio.StreamWriter.start_tls`.
+        """Switch to TLS, as `asyncio.StreamWriter.start_tls` does.
 
         Args:
-            sslcontext: Of `ssl.SSLContext`.
+            sslcontext: An `ssl.SSLContext`.
             server_hostname: The name that the server's certificate has to have.
             ssl_handshake_timeout: Seconds, 60 by default.
             ssl_shutdown_timeout: Seconds, 30 by default.

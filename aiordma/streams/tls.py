@@ -1,7 +1,7 @@
 """TLS over an RdmaTransport: asyncio's own, on any loop.
 
-uvloop's `start_tls` takes its own transports only, so that asyncio's `SSLProtocol`, which needs
-nothing but a loop with timers, is put in between here.
+uvloop's `start_tls` takes only its own transports.  So asyncio's `SSLProtocol`, which needs nothing
+but a loop with timers, is put in between here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def secured(
     server: Any = None,
     server_hostname: str | None = None,
 ) -> asyncio.Transport:
-    """Begin a transport with TLS from its first byte; the transport for the program.
+    """Begin a transport with TLS from its first byte; return the transport for the program.
 
     Raises:
         ssl.SSLError, OSError: The handshake failed; the transport closes.
@@ -87,13 +87,13 @@ async def start_tls(
     ssl_handshake_timeout: float | None = None,
     ssl_shutdown_timeout: float | None = None,
 ) -> asyncio.Transport:
-    """Go over to TLS on a connection that is open; `loop.start_tls`, on any loop.
+    """Switch an open connection to TLS, as `loop.start_tls` does, on any loop.
 
     Args:
         transport: From `create_connection` or a server; its protocol must not use it any more.
         protocol: For the new transport; `connection_made` is not called again.
-        sslcontext: Of `ssl.SSLContext`.
-        server_side: This is the server.
+        sslcontext: An `ssl.SSLContext`.
+        server_side: Whether this is the server.
         server_hostname: The name that the server's certificate has to have.
         ssl_handshake_timeout: Seconds, 60 by default.
         ssl_shutdown_timeout: Seconds, 30 by default.
@@ -102,7 +102,7 @@ async def start_tls(
         The transport to use from now on.
 
     Raises:
-        TypeError: No `SSLContext`, or no transport that TLS can use.
+        TypeError: Not an `SSLContext`, or not a transport that TLS can use.
         ssl.SSLError, OSError: The handshake failed, or the server had no place for it in time
             (docs/limits.md); the connection is closed.
 

@@ -3,18 +3,17 @@
 Theory of operation
     Completions only set flags and counts; when the drain that brought them is over, `_process`
     acts on all of it at once, in the context that made the transport: new bytes go to the
-    protocol, freed room is used, the end is noticed.  So a protocol that answers does so within
-    the loop's same turn, and a protocol that closes or writes never does it in the midst of a
-    drain.
+    protocol, freed room is used, the end is noticed.  So a protocol answers within the same turn of
+    the loop, and never closes or writes in the midst of a drain.
 
     Most wake-ups bring data and nothing else, and most writes fit: C deals with those
-    (`_core/stream_state.c`).  All else closes a gate (`_gate`), so that the usual case asks once.
+    (`_core/stream_state.c`).  All else closes a gate (`_gate`), so the usual case has one check.
 
     `Incoming` and `Outgoing` are the two directions.  `pause_reading` holds the peer back by doing
     nothing: bytes that are not taken out of the ring leave no room in it.
 
     The end, whatever its cause, is reached once, in `_finish`; `connection_lost` follows in a
-    turn of its own.  None only after an end in the band or one of this side's own.
+    turn of its own, with None only after an end in the band or an end by this side.
 
     The queue pair outlives the end, as a kernel's connection outlives its socket: posted bytes
     arrive, and behind them the word of the end, while `StreamEnd` waits for both.
@@ -247,7 +246,7 @@ class RdmaTransport(Uncopied, transports._FlowControlMixin):
         self._context.run(self._process)
 
     def _on_attention(self) -> None:
-        """There is more than was taken, or a post has failed."""
+        """Take what C has left, or note that a post has failed."""
         if error := self._port.state.error:
             self._port.check(error)
         # A protocol that does not ask for the rest is given it.
@@ -376,7 +375,7 @@ class RdmaTransport(Uncopied, transports._FlowControlMixin):
     # Receiving
 
     def pause_reading(self) -> None:
-        """Call the protocol with no more bytes until `resume_reading`; the peer has to wait.
+        """Give the protocol no more bytes until `resume_reading`; the peer has to wait.
 
         Raises:
             RuntimeError: The stream's event loop runs in another thread; nothing was done.
@@ -462,7 +461,7 @@ class RdmaTransport(Uncopied, transports._FlowControlMixin):
         )
 
     def write_eof(self) -> None:
-        """Say that nothing more will be sent, once the waiting bytes are; receiving goes on.
+        """End this side's direction once the waiting bytes are sent; receiving goes on.
 
         Raises:
             RuntimeError: The stream's event loop runs in another thread; nothing was done.
@@ -481,12 +480,11 @@ class RdmaTransport(Uncopied, transports._FlowControlMixin):
     def close(self) -> None:
         """Read no more, send the waiting bytes, then end; idempotent.
 
-        `connection_lost` follows when the adapter has been given everything; or with an error when
-        nothing has moved for `close_timeout_s`.  The adapter has as long again to deliver it.
+        `connection_lost` follows when the adapter has everything; or, with an error, when nothing
+        has moved for `close_timeout_s`.  The adapter has as long again to deliver it.
 
-        While the stream's event loop runs in another thread, that thread closes the stream, soon
-        after this call: finalizers of asyncio's and others' call this in whatever thread collects
-        them.
+        If the stream's event loop runs in another thread, that thread closes the stream soon after
+        this call: finalizers, such as asyncio's, call this in whatever thread collects them.
         """
         from_finalizer(self._loop, self._close)
 
@@ -509,10 +507,10 @@ class RdmaTransport(Uncopied, transports._FlowControlMixin):
     def abort(self) -> None:
         """End at once; `connection_lost(None)` follows.
 
-        Bytes that the adapter has been given still arrive, and so do bytes that wait, if `drain()`
-        would let them pass and they are at most `send_buffer_size`; if not, all that wait are lost.
-        This has `linger_s`; then the peer sees the end of the stream; or, if something was lost,
-        that the connection is broken.
+        Bytes that the adapter has still arrive, within `linger_s`.  Waiting bytes do, too, if
+        `drain()` would not wait for them and they are at most `send_buffer_size`; otherwise all of
+        them are lost.  Then the peer sees the end of the stream or, if something was lost, that the
+        connection is broken.
 
         Raises:
             RuntimeError: The stream's event loop runs in another thread; nothing was done.
@@ -521,7 +519,7 @@ class RdmaTransport(Uncopied, transports._FlowControlMixin):
         self._force_close(None)
 
     async def wait_closed(self) -> None:
-        """Wait until the adapter holds nothing of the connection any more; bounded after the end.
+        """Wait until the adapter has released all that the connection used; bounded after the end.
 
         asyncio's transports have no such method: their descriptors are closed at once.
 
@@ -555,15 +553,15 @@ class RdmaTransport(Uncopied, transports._FlowControlMixin):
         self._finish(exc)
 
     def _give_up(self, exc: BaseException | None) -> None:
-        """The peer does not move any more: there is nothing to wait for, or to be said."""
+        """End at once: the peer makes no progress, so there is nothing to wait for or to send."""
         self._end.hurry(0)
         self._force_close(exc)
 
     def _take_leave(self) -> None:
-        """Say the end behind all bytes; or drop those that wait, if `drain()` holds them back.
+        """Announce the end behind all bytes; or drop those that wait, if `drain()` holds them back.
 
-        Fewer would be with the kernel of a TCP connection: they are sent while the peer makes room,
-        as long as posted bytes have to arrive.
+        If they are few, the kernel would have them in a TCP connection: so they are sent while the
+        peer makes room, as long as posted bytes have to arrive.
         """
         lingers = self._end.hurry()
         waiting = self._out.size
@@ -620,7 +618,7 @@ class RdmaTransport(Uncopied, transports._FlowControlMixin):
             self._end.begin()
 
     async def _deliver(self) -> None:
-        """The stream waits for its requests; its end is one of them if no bytes wait for room."""
+        """Wait for the posted requests; the end is one of them if no bytes wait for room."""
         if self._port.closed:
             return
         if not self._over:
@@ -631,7 +629,7 @@ class RdmaTransport(Uncopied, transports._FlowControlMixin):
         await self._end.wait()
 
     def _part(self) -> None:
-        """Release the parts: everything was given back, and no callback follows."""
+        """Drop the parts: everything was given back, and no callback follows."""
         vars(self).pop("write", None)
         self._in.part()
         self._port.state.refuse_writes(functools.partial(_written_late, weakref.ref(self)))
@@ -643,15 +641,15 @@ class RdmaTransport(Uncopied, transports._FlowControlMixin):
         self.write(b"".join(list_of_data))
 
     def can_write_eof(self) -> bool:
-        """Yes."""
+        """True."""
         return True
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that wait; those that the adapter has been given do not count."""
+        """Bytes that wait; those that the adapter has do not count."""
         return 0 if self._over else self._out.size
 
     def is_closing(self) -> bool:
-        """Whether the end has begun."""
+        """Whether the transport is closing or closed."""
         return self._closing
 
     def is_reading(self) -> bool:
@@ -664,7 +662,7 @@ class RdmaTransport(Uncopied, transports._FlowControlMixin):
 
     @property
     def iomap(self) -> StreamIomap:
-        """Memory that the two ends name to each other and write to, past the stream."""
+        """Memory that each end names for the other to write to, outside of the stream."""
         return StreamIomap(self._port, self._machine, self._out.control)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -682,7 +680,7 @@ class RdmaTransport(Uncopied, transports._FlowControlMixin):
         return "open" if "opened_at" in self._extra else "connecting"
 
     def _seen(self) -> dict[str, Any]:
-        """The stream as `aiordma.metrics` shows it; in any thread, without a call of C."""
+        """The stream as `aiordma.metrics` shows it; in any thread, without a C call."""
         port, cause = self._port, self._broke_by
         return {
             **self._extra,
@@ -708,11 +706,11 @@ class RdmaTransport(Uncopied, transports._FlowControlMixin):
         )
 
     def poison_after_fork(self) -> None:
-        """In a forked child: a `write` that was kept refuses, as the others do."""
+        """In a forked child: make a bound `write` that was kept refuse, as the others do."""
         self._port.state.refuse_writes(_written_in_a_child)
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Call another protocol from now on; `pause_writing` at once, if too many bytes wait.
+        """Call another protocol from now on; `pause_writing` at once if too many bytes wait.
 
         Raises:
             RuntimeError: The stream's event loop runs in another thread; nothing was done.
