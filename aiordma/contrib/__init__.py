@@ -1,1 +1,1 @@
-"""Other packages over RDMA: each module needs the package of its name, nothing else does."""
+"""Other packages over RDMA: each module needs the package of its name, and nothing else does."""

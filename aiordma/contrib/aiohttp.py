@@ -30,12 +30,12 @@ __all__ = ["RdmaConnector", "RdmaSite"]
 
 
 class RdmaConnector(aiohttp.TCPConnector):
-    """A connector whose connections, those to proxies too, go over RDMA and never over TCP.
+    """A connector whose connections, including those to proxies, go over RDMA and never over TCP.
 
     Args:
         config: Settings of the connections.
-        kwargs: As for `aiohttp.TCPConnector`: names are resolved, cached and limited as by it, and
-            TLS is checked as by it.  Settings of sockets have no effect.
+        kwargs: As for `aiohttp.TCPConnector`, which also resolves and caches names, limits the
+            connections and checks TLS.  Settings of sockets have no effect.
 
     For `aiohttp.ClientSession(connector=...)`, which closes it.
     """
@@ -84,11 +84,11 @@ class RdmaConnector(aiohttp.TCPConnector):
 
 
 class RdmaSite(web.BaseSite):
-    """A server of a runner, as `aiohttp.web.TCPSite` is, over RDMA.
+    """A site of a runner, like `aiohttp.web.TCPSite`, over RDMA.
 
     Args:
-        runner: An `AppRunner` or `ServerRunner`, which is set up; its `cleanup()` stops the site.
-        host: Local name or address; all by default.
+        runner: An `AppRunner` or `ServerRunner` that is set up; its `cleanup()` stops the site.
+        host: Local name or address; by default all addresses.
         port: 0 lets the kernel choose; `runner.addresses` has the choice.
         config: Settings of the connections.
         kwargs: As for `aiohttp.web.BaseSite`: `ssl_context`, `backlog`.
@@ -122,7 +122,7 @@ class RdmaSite(web.BaseSite):
 
         Raises:
             LibraryMissingError, DeviceNotFoundError: RDMA is not available here.
-            OSError: The address or port cannot be had.
+            OSError: The address or the port is not available.
 
         Cancellation: the start is undone.
         """

@@ -17,9 +17,9 @@ Theory of operation
     distributed finds them side by side, and merges them without a copy.  A message with a single
     short frame is decoded where it lies: nothing of it is kept.
 
-    No device of the kernel has an address of loopback, which distributed takes for a local cluster
-    whose program names no host.  The backend takes the address of a device instead,
-    and such a listener aborts the connections of other machines.
+    No device of the kernel has a loopback address, which distributed uses for a local cluster whose
+    program names no host.  The backend uses the address of a device instead, and the listener
+    aborts connections from other machines.
 """
 
 from __future__ import annotations
@@ -210,14 +210,14 @@ def _device_host() -> str:
 
 
 async def _served(host: str, port: int) -> str:
-    """The host; in place of a name or address of loopback that of a device."""
+    """The host; for a loopback name or address, the address of a device."""
     if all(is_loopback(address) for address in await look_up(host, port)):
         return _device_host()
     return host
 
 
 def _resolved(host: str) -> str:
-    """The numeric address of a host, as `_served`; it blocks while it is looked up."""
+    """The numeric address of a host, as `_served`; blocks while it is looked up."""
     host = ensure_ip(host)
     return _device_host() if is_loopback((host, 0)) else host
 
@@ -266,7 +266,7 @@ class RdmaComm(Comm):
         connection: The connection, which is the comm's from now on.
         local_addr: Address of this side, with the scheme.
         peer_addr: Address of the peer, likewise.
-        deserialize: Whether `read` makes objects of the frames.
+        deserialize: Whether `read` deserializes the frames.
     """
 
     max_shard_size: ClassVar[int] = parse_bytes(dask.config.get("distributed.comm.shard"))
@@ -426,7 +426,7 @@ class RdmaComm(Comm):
         Args:
             msg: The message.
             serializers: Names of serializers, for distributed's `dumps`.
-            on_error: The course after a failure of them, likewise.
+            on_error: What to do when a serializer fails, likewise.
 
         Returns:
             Bytes of the frames.
@@ -434,8 +434,8 @@ class RdmaComm(Comm):
         Raises:
             CommClosedError: The connection is over.
 
-        Cancellation: the comm is aborted, because a part of the message may have been sent; unless
-        it waits for another write.
+        Cancellation: the comm is aborted, because a part of the message may have been sent, unless
+        this still waits for another write.
         """
         if self._closed:
             raise CommClosedError(f"in {self}: closed by this side")
@@ -508,7 +508,7 @@ class RdmaComm(Comm):
         return sum(word & _LENGTH for word in words)
 
     async def _send_pieces(self, pieces: list[memoryview]) -> None:
-        """Send pieces, of which some are under way at a time, and arrive in order."""
+        """Send pieces, several of them at a time; they arrive in order."""
         loop = asyncio.get_running_loop()
         under_way: deque[asyncio.Task[None]] = deque()
         try:
@@ -537,7 +537,7 @@ class RdmaComm(Comm):
     # End
 
     async def close(self) -> None:
-        """Close in good order: messages of writes that have begun arrive.  Idempotent.
+        """Close in good order: messages whose `write` has begun still arrive.  Idempotent.
 
         It waits for these writes as long as the peer takes their pieces.
 
@@ -597,8 +597,8 @@ class RdmaConnector(Connector):
 
         Args:
             address: Host and port, without the scheme.
-            deserialize: Whether `RdmaComm.read` makes objects of the frames.
-            connection_args: Of distributed's `Security`; TLS is refused.
+            deserialize: Whether `RdmaComm.read` deserializes the frames.
+            connection_args: Those of distributed's `Security`; TLS is refused.
 
         Raises:
             FatalCommClosedError: RDMA is not available here, or not in this process.
@@ -625,13 +625,13 @@ class RdmaListener(BaseListener):
 
     Args:
         address: Host and port, without the scheme.  No host, `0.0.0.0` and `[::]`: all addresses.
-            A host of loopback: an address of a device, for connections of this machine alone.
+            A loopback host: an address of a device, for connections from this machine only.
         comm_handler: Called with each comm.
-        deserialize: Whether `RdmaComm.read` makes objects of the frames.
+        deserialize: Whether `RdmaComm.read` deserializes the frames.
         allow_offload: Whether large messages are (de)serialized in a thread.
-        default_host: Host of `contact_address`, where the listener has all addresses.
+        default_host: Host of `contact_address` if the listener has all addresses.
         default_port: Port of an address without a port.
-        connection_args: Of distributed's `Security`; TLS is refused.
+        connection_args: Those of distributed's `Security`; TLS is refused.
 
     Attributes:
         prefix: The scheme.
@@ -689,7 +689,7 @@ class RdmaListener(BaseListener):
         self._spawn(self._accept(self._listener))
 
     def stop(self) -> None:
-        """Listen no more; comms that were handed over go on.  Idempotent."""
+        """Stop listening; comms that were handed over go on.  Idempotent."""
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.close()
@@ -741,7 +741,7 @@ class RdmaListener(BaseListener):
             await handled
 
     def _bound(self) -> tuple[str, int]:
-        """Host and port; of several, those of IPv4."""
+        """Host and port; if there are several, those of IPv4."""
         if self._listener is None:
             raise ValueError("invalid operation on non-started RdmaListener")
         names = sorted(self._listener.socknames, key=lambda name: ":" in name[0])
@@ -754,7 +754,7 @@ class RdmaListener(BaseListener):
 
     @property
     def contact_address(self) -> str:
-        """An address for peers, with the scheme; of an RDMA device, where it listens on all."""
+        """An address for peers, with the scheme; an RDMA device's, if it listens on all."""
         host, port = self._bound()
         if host in ("0.0.0.0", "::"):
             host = self.default_host or _device_host()
@@ -766,7 +766,7 @@ _LIMITS = ListenerLimits(max_half_open=128)
 
 
 class RdmaBackend(Backend):
-    """The backend of `rdma://`; distributed makes it by itself."""
+    """The backend of `rdma://`, which distributed makes."""
 
     def get_connector(self) -> RdmaConnector:
         """A connector."""
@@ -791,7 +791,7 @@ class RdmaBackend(Backend):
         return parse_host_port(loc)
 
     def resolve_address(self, loc: str) -> str:
-        """The address with a numeric host; in place of loopback that of a device."""
+        """The address with a numeric host; for loopback, that of a device."""
         host, port = parse_host_port(loc)
         return unparse_host_port(_resolved(host), port)
 

@@ -1,12 +1,12 @@
-"""dask_memory: memory for received frames, which serves the next frames when it is let go of.
+"""dask_memory: memory for received frames, which later frames use again.
 
 Theory of operation
     The kernel clears each page of fresh memory when it is touched first, and a huge page twice if
     it clears pages on allocation, too.  The C library gives large memory back to the kernel when
     it is freed, so that each message would pay again.  Here it is kept instead, up to a limit.
 
-    A piece of memory is an anonymous mapping.  Each frame is lent an array of its own over it,
-    whose death says that nothing refers to the memory any more: a view of any kind refers to the
+    A piece of memory is an anonymous mapping.  Each frame is lent an array of its own over it; when
+    that is collected, nothing refers to the memory any more: a view of any kind refers to the
     array, because the owner of the array's memory is no array itself.
 
     Finalizers run in any thread, and in the middle of any call, even one of this class.  So nothing
@@ -40,10 +40,10 @@ _UNIT = 1 << 16  # sizes are multiples, so that similar frames fit
 
 
 class FrameMemory:
-    """Memory for frames, of which that of dead frames is used again; of a process.
+    """The memory of a process for frames, which later frames use again.
 
     Args:
-        most_bytes: Of dead frames, which are kept.
+        most_bytes: Bytes that are kept for later frames.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -53,10 +53,10 @@ class FrameMemory:
         self._lock = threading.Lock()
 
     def take(self, size: int) -> memoryview:
-        """Writable memory, whose bytes may be anything; it returns when no view is left.
+        """Lend writable memory, whose bytes may be anything, until no view of it is left.
 
         Raises:
-            MemoryError: There is not so much.
+            MemoryError: There is not enough.
             ValueError: No machine has so much.
         """
         if np is None or not LEAST_BYTES <= size <= self.most_bytes:
@@ -69,7 +69,7 @@ class FrameMemory:
         return memoryview(array)
 
     def _kept(self, size: int) -> mmap.mmap | None:
-        """The smallest that fits; of a much larger piece a part would lie idle."""
+        """The smallest piece that fits, but not a much larger one, much of which would lie idle."""
         if not self._lock.acquire(blocking=False):
             return None
         try:

@@ -1,6 +1,6 @@
 """httpx over RDMA: a network backend for httpcore, and a transport for httpx that uses it.
 
-Needs httpx on asyncio or uvloop: `pip install aiordma[httpx]`.  trio has another kind of loop.
+Needs httpx on asyncio or uvloop, not on trio: `pip install aiordma[httpx]`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["RdmaBackend", "RdmaHTTPTransport"]
 
 
 class _AsHttpcore:
-    """Errors as httpcore's callers expect them.
+    """Turns errors into those that httpcore's callers expect.
 
-    No generator under `contextlib.contextmanager`: in CPython 3.12 and 3.13, one that replaces an
-    exception leaves that one in a cycle.
+    Not a generator under `contextlib.contextmanager`: in CPython 3.12 and 3.13, one that replaces
+    an exception leaves it in a cycle.
     """
 
     def __init__(self, late: type[Exception], failed: type[Exception]) -> None:
@@ -110,18 +110,18 @@ class RdmaBackend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Connect over RDMA; there is no socket that could have options.
+        """Connect over RDMA.
 
         Args:
             host: Name or address of the server.
             port: Its port.
-            timeout: Seconds until the connection is there; None for no limit.
+            timeout: Seconds until the connection is established; None for no limit.
             local_address: Local address to connect from.
             socket_options: None, or empty.
 
         Raises:
-            httpcore.ConnectTimeout, httpcore.ConnectError: No connection.
-            ValueError: There are socket options.
+            httpcore.ConnectTimeout, httpcore.ConnectError: The connection was not made.
+            ValueError: There are socket options, but no socket.
 
         Cancellation: the connect is undone.
         """
@@ -139,12 +139,12 @@ class RdmaBackend(httpcore.AsyncNetworkBackend):
     async def connect_unix_socket(
         self, path: str, timeout: float | None = None, socket_options: Any = None
     ) -> httpcore.AsyncNetworkStream:
-        """Not possible: RDMA has none.
+        """Refuse: RDMA has no UNIX sockets.
 
         Args:
-            path: Of no use; timeout and socket_options likewise.
-            timeout: Seconds; see path.
-            socket_options: See path.
+            path: Named in the error.
+            timeout: Seconds; ignored.
+            socket_options: Ignored.
 
         Raises:
             httpcore.ConnectError: Always.
@@ -170,7 +170,7 @@ class RdmaHTTPTransport(httpx.AsyncHTTPTransport):
 
     Args:
         config: Settings of the connections.
-        kwargs: As for `httpx.AsyncHTTPTransport`, without `uds` and `socket_options`.
+        kwargs: As for `httpx.AsyncHTTPTransport`, except `uds` and `socket_options`.
     """
 
     def __init__(self, *, config: StreamConfig | None = None, **kwargs: Any) -> None:

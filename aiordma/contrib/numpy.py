@@ -1,20 +1,20 @@
-"""Arrays of numpy as messages: dtype, shape and order go along, and large arrays are not copied.
+"""numpy arrays as messages, with dtype, shape and order; large arrays are not copied.
 
 Needs numpy: `pip install aiordma[numpy]`.  The format is on the page docs/numpy.md.
 
 Theory of operation
     A message has a header, and the bytes of the array behind it.  `Connection.send` copies up to
-    256 KiB anyhow.  Of a larger array the header is a message of its own, and the bytes are the
+    256 KiB anyhow.  The header of a larger array is a message of its own, and the bytes are the
     next: the peer's adapter reads them out of the array that is sent, and `recv_into` puts them
-    into the array that is received.  Nothing may come between the two, so that arrays of a
-    connection are sent, and received, by a task at a time.
+    into the array that is received.  Nothing may come between the two, so only one task at a time
+    sends, and one receives, arrays of a connection.
 
     A header that has arrived is kept until its array was received: by the next call, if this call
     is canceled.  After the header of a larger array its bytes are sent, whatever becomes of the
     task.
 
     The peer may send anything.  No memory is allocated before the dtype and the shape are known to
-    be such of an array, and to have the bytes of the message that is there.
+    be those of an array, and to match the size of the message.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _NAME = re.compile(r"[<>|=]?[biufcmMSUV][0-9]{0,9}(\[[0-9]{0,9}[A-Za-z]{1,2}\])?
 
 
 class ArrayError(RdmaError, ValueError):
-    """The peer's message is no array of numpy; it was taken."""
+    """The peer's message is not a numpy array; it was taken."""
 
-    hint = "does the peer send by aiordma.contrib.numpy.send_array, and nothing in between?"
+    hint = "does the peer use aiordma.contrib.numpy.send_array, and send nothing in between?"
 
 
 class _Header(NamedTuple):
@@ -102,7 +102,7 @@ async def send_array(connection: Connection, array: Array) -> None:
     """Send an array; the peer receives it by `recv_array`.
 
     The bytes of a contiguous array, in C or in Fortran order, are sent as they are; any other is
-    copied first, into C order.  An array of up to 256 KiB is a message; a larger array is two, and
+    copied first, into C order.  An array of up to 256 KiB is one message; a larger one is two, and
     its bytes are not copied.
 
     Args:
@@ -113,13 +113,13 @@ async def send_array(connection: Connection, array: Array) -> None:
     Returns as `Connection.send` does: then the array may be changed.
 
     Raises:
-        TypeError: No array; a masked array; objects; or a dtype that a header cannot tell, such as
-            a dtype of no bytes, with titles, or with more than 64 KiB of names.
-        MessageTooLargeError: More bytes than the peer takes; nothing was sent.
+        TypeError: Not an array; a masked array; an array of objects; or a dtype that a header
+            cannot describe: of no bytes, with titles, or with more than 64 KiB of names.
+        MessageTooLargeError: The array has more bytes than the peer takes; nothing was sent.
         ResourceClosedError, ConnectionLostError, TimeoutError: As `Connection.send`.
 
-    Cancellation: nothing was sent; or, of an array of more than 256 KiB, it is sent all the same,
-    and stays exported until the peer has read it, or the connection is over.
+    Cancellation: nothing was sent; or an array of more than 256 KiB is sent all the same, and stays
+    exported until the peer has read it, or the connection is over.
     """
     header, data = _described(array)
     ends = _ends_of(connection)
@@ -154,18 +154,18 @@ async def recv_array(connection: Connection, out: Array | None = None) -> Array:
 
     Args:
         connection: The connection.
-        out: The array to receive into; with the dtype and the shape of the next array.  If it is
-            not contiguous in the order in which the array comes, the bytes are copied.
+        out: The array to receive into, with the dtype and the shape of the next array.  If it is
+            not contiguous in the order of that array, the bytes are copied.
 
     Returns:
-        `out`; or a new array, in the order, C or Fortran, that the peer's array has.
+        `out`; or a new array, in the order of the peer's array, C or Fortran.
 
     Raises:
-        TypeError: `out` is no array, or has objects.
+        TypeError: `out` is not an array, or has objects.
         ValueError: `out` is read-only, or has another dtype or shape than the next array, which is
             still the next.
-        ArrayError: The peer's message is no array.  It was taken: abort the connection, unless the
-            programs have agreed on something else.
+        ArrayError: The peer's message is not an array.  It was taken: abort the connection, unless
+            the programs have agreed on something else.
         MemoryError: There is no memory for the array, which is still the next.
         ConnectionEndedError, ResourceClosedError, ConnectionLostError: As `Connection.recv`.
 
@@ -206,7 +206,7 @@ async def _next(connection: Connection) -> _Arrived:
     """The next header, and the message that has the bytes, if it is the same.
 
     Raises:
-        ArrayError: It is none; the message was taken.
+        ArrayError: The message has no header; it was taken.
     """
     message = await connection.recv()
     try:
@@ -244,7 +244,7 @@ async def _check_bytes(connection: Connection, ends: _Ends, header: _Header) -> 
 
 def _check_out(out: Any) -> None:
     if not isinstance(out, numpy.ndarray):
-        msg = f"out is an array of numpy, not a {type(out).__name__}"
+        msg = f"out has to be a numpy array, not a {type(out).__name__}"
         raise TypeError(msg)
     if out.dtype.hasobject:
         msg = f"out has objects: {out.dtype}"
@@ -272,7 +272,7 @@ def _place(header: _Header, out: Array | None) -> Array:
 
 
 def _flat(array: Array) -> Array:
-    """The bytes of a contiguous array; a buffer has no word for the dtypes of times."""
+    """The bytes of a contiguous array; a buffer has no format for the dtypes of times."""
     if not array.nbytes:
         return numpy.empty(0, numpy.uint8)
     flat = array if array.flags.c_contiguous else array.T
@@ -286,7 +286,7 @@ def _described(array: Any) -> tuple[bytes, Array]:
         TypeError: As `send_array`.
     """
     if not isinstance(array, numpy.ndarray) or isinstance(array, numpy.ma.MaskedArray):
-        msg = f"an array of numpy is sent, not a {type(array).__name__}: as by numpy.asarray()"
+        msg = f"not a numpy array but a {type(array).__name__}: convert it by numpy.asarray()"
         if isinstance(array, numpy.ma.MaskedArray):
             msg = "the mask would be lost: send `array.filled()`, or `array.data` and `array.mask`"
         raise TypeError(msg)
@@ -298,17 +298,17 @@ def _described(array: Any) -> tuple[bytes, Array]:
     text = json.dumps(words, separators=(",", ":")).encode()
     text = text.ljust(-(_HEAD.size + len(text)) % _ALIGNMENT + len(text))
     if len(text) > _MOST_TEXT:
-        msg = f"the dtype of the array takes {len(text)} bytes to tell, more than {_MOST_TEXT}"
+        msg = f"the dtype of the array takes {len(text)} bytes to describe, more than {_MOST_TEXT}"
         raise TypeError(msg)
     header = _HEAD.pack(_MAGIC, _BYTES_FOLLOW * follows, len(text)) + text
     return header, _flat(array if contiguous else numpy.ascontiguousarray(array))
 
 
 def _descr_of(dtype: numpy.dtype[Any]) -> Any:
-    """The dtype in the words of numpy's files, as JSON has them.
+    """The dtype as numpy's files describe it, for JSON.
 
     Raises:
-        TypeError: They do not tell all of it.
+        TypeError: That does not describe all of it.
     """
     try:
         if not dtype.hasobject and dtype.itemsize:
@@ -318,7 +318,7 @@ def _descr_of(dtype: numpy.dtype[Any]) -> Any:
     except (ValueError, TypeError, RecursionError):
         pass
     msg = (
-        f"an array of {dtype} cannot be sent: it has objects, no bytes, or no words for a file; "
+        f"an array of {dtype} cannot be sent: it has objects, no bytes, or no form for a file; "
         "send numbers of another package as a view, such as array.view('u2')"
     )
     raise TypeError(msg)
@@ -328,10 +328,10 @@ def _read(view: memoryview) -> tuple[_Header, int]:
     """The header in a message, and where the bytes begin.
 
     Raises:
-        ArrayError: It is none.
+        ArrayError: The message has no valid header.
     """
     if len(view) < _HEAD.size or view[: len(_MAGIC)] != _MAGIC:
-        msg = f"a message of {len(view)} bytes has no header of an array"
+        msg = f"a message of {len(view)} bytes does not begin with the header of an array"
         raise ArrayError(msg)
     _, flags, length = _HEAD.unpack_from(view)
     start = _HEAD.size + length
@@ -360,7 +360,7 @@ def _shape_of(words: Any) -> tuple[int, ...]:
     """The shape in a header.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not a shape.
     """
     if not isinstance(words, list) or len(words) > _MOST_DIMENSIONS:
         msg = "no shape"
@@ -375,7 +375,7 @@ def _dtype_of(descr: Any) -> numpy.dtype[Any]:
     """The dtype in a header.
 
     Raises:
-        ValueError, TypeError: It is none; numpy may raise others.
+        ValueError, TypeError: It is not a dtype; numpy may raise others.
     """
     _check_names(descr)
     return numpy.lib.format.descr_to_dtype(descr)

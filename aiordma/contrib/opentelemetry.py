@@ -1,6 +1,6 @@
 """OpenTelemetry: observable instruments over `aiordma.metrics`, and spans of its operations.
 
-Needs opentelemetry-api: `pip install aiordma[opentelemetry]`.  The program brings the SDK, and an
+Needs opentelemetry-api: `pip install aiordma[opentelemetry]`.  The program provides the SDK and an
 exporter; without them nothing is gathered.
 """
 
@@ -79,7 +79,7 @@ _COUNTERS: dict[str, tuple[str, str, _Values]] = {
     "aiordma.datagrams": ("{datagram}", "Datagrams.", _directed("datagrams")),
     "aiordma.datagram.bytes": ("By", "Bytes of datagrams.", _directed("datagram_bytes")),
     "aiordma.datagrams.dropped": ("{datagram}", "Lost before leaving.", _one("datagrams_dropped")),
-    "aiordma.datagrams.ignored": ("{datagram}", "Not for it.", _one("datagrams_ignored")),
+    "aiordma.datagrams.ignored": ("{datagram}", "Not for the endpoint.", _one("datagrams_ignored")),
     "aiordma.one_sided.read": ("By", "Bytes of RDMA READs.", _one("bytes_read")),
     "aiordma.one_sided.written": ("By", "Bytes of RDMA WRITEs.", _one("bytes_written")),
     "aiordma.atomics": ("{operation}", "Atomic operations.", _one("atomics")),
@@ -90,8 +90,8 @@ _COUNTERS: dict[str, tuple[str, str, _Values]] = {
     "aiordma.refused": ("{client}", "Clients that listeners refused.", _one("refused")),
     "aiordma.denied": ("{client}", "Clients that may not connect.", _one("denied")),
     "aiordma.dropped": ("{client}", "Clients dropped in a handshake.", _one("dropped")),
-    "aiordma.connections.lost": ("{connection}", "Broken.", _one("connections_lost")),
-    "aiordma.streams.lost": ("{connection}", "Broken.", _one("streams_lost")),
+    "aiordma.connections.lost": ("{connection}", "Broken connections.", _one("connections_lost")),
+    "aiordma.streams.lost": ("{connection}", "Broken streams.", _one("streams_lost")),
 }
 _GAUGES: dict[str, tuple[str, str, _Values]] = {
     "aiordma.open": ("{connection}", "What is open now.", _open),
@@ -142,7 +142,7 @@ class Instrumentation:
         begun.end()
 
     def close(self) -> None:
-        """Make no further spans, and observe nothing.  Idempotent."""
+        """Make no more spans and observations.  Idempotent."""
         self._closed = True
         remove_tracer(self)
 
@@ -154,8 +154,8 @@ def instrument(
 ) -> Instrumentation:
     """Show aiordma's metrics to a meter provider, and its operations to a tracer provider.
 
-    Spans: `aiordma connect`, `aiordma accept`, `aiordma request` of `Connection.request`, and
-    `aiordma reply` of each call of a request handler, with `server.address` or
+    Spans: `aiordma connect`, `aiordma accept`, `aiordma request` for `Connection.request`, and
+    `aiordma reply` for each call of a request handler, with `server.address` or
     `network.peer.address`; and the blocks of code that uses `aiordma.metrics.Operation`.
 
     Args:

@@ -62,11 +62,11 @@ _OF_CONNECTION = {
 
 
 class RdmaCollector(Collector):
-    """Makes metrics of a snapshot at each scrape.
+    """Makes metrics from a snapshot at each scrape.
 
     Args:
-        each_connection: Whether to have gauges of each connection, with the labels `number` and
-            `peer`.  These are as many time series as there are connections: by default none.
+        each_connection: Whether to have gauges for each connection, with the labels `number` and
+            `peer`; off by default, as each connection then has time series of its own.
         take: Returns the snapshot.
     """
 
@@ -77,7 +77,7 @@ class RdmaCollector(Collector):
         self._take = take
 
     def describe(self) -> Iterable[Metric]:
-        """No metric needs to be gathered for its registration."""
+        """Nothing: no metric needs to be gathered for the registration."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -164,13 +164,13 @@ def register(
 ) -> RdmaCollector:
     """Have a registry, by default prometheus_client's own, show aiordma's metrics.
 
-    In the multiprocess mode of prometheus_client (`PROMETHEUS_MULTIPROC_DIR`) a scrape adds up
-    files that its own counters write, and asks no collector: have each process serve its own
-    metrics.  A line of the log says so.
+    In the multiprocess mode of prometheus_client (`PROMETHEUS_MULTIPROC_DIR`) a scrape adds up the
+    files of its own counters, and asks no collector: have each process serve its own metrics.  A
+    warning in the log says so.
 
     Args:
         registry: The registry.
-        each_connection: As of `RdmaCollector`.
+        each_connection: As for `RdmaCollector`.
 
     Returns:
         The collector, for `registry.unregister`.

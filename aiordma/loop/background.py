@@ -113,12 +113,12 @@ def _type_of_close() -> type:
     return type(close)
 
 
-#: Of what closes an asynchronous generator, as the coroutine of a task.
+#: The type of what closes an asynchronous generator, as the coroutine of a task.
 _CLOSE = _type_of_close()
 
 
 def _closing_generators() -> set[asyncio.Task[Any]]:
-    """The tasks by which the loop closes its asynchronous generators, but for the running one."""
+    """The tasks by which the loop closes its asynchronous generators, except the running one."""
     return {task for task in asyncio.all_tasks() if type(task.get_coro()) is _CLOSE} - {
         asyncio.current_task()
     }

@@ -1,4 +1,4 @@
-"""How the coroutines of C look to inspect, asyncio and debuggers: as those of Python."""
+"""Make the coroutines of C look like Python's to inspect, asyncio and debuggers."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def show_frames(
 ) -> None:
     """Have `cr_frame` and `cr_code` of the coroutines that these functions make name them.
 
-    A coroutine of C has no frame.  But up to Python 3.14 inspect takes a coroutine without one for
-    ended, and stacks of tasks, which are made of frames, would not tell that a task is in `recv`.
+    A coroutine of C has no frame.  But up to Python 3.14 inspect considers a coroutine without one
+    ended, and stacks of tasks, which are made of frames, would not show that a task is in `recv`.
     """
     if Coroutine is not None:  # the compiled module is there
         shown = (send, recv, anext_, request, recv_into)  # as enum aio_call

@@ -33,7 +33,7 @@ class Limit:
 
     Args:
         seconds: The time; None for no limit.
-        what: Action of the block, for the text of the error: "joining the group".  Without it the
+        what: What the block does, for the text of the error: "joining the group".  Without it the
             error has no text, for a caller that raises an error of its own.
         hint: Advice, for the text of the error.
         patient: Whether the clock stands still while this process itself holds up the block.  The

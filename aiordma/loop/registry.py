@@ -1,4 +1,4 @@
-"""Objects of which an event loop has one, which users share, and which the last user closes."""
+"""Objects that the users of an event loop share, and the last user closes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Release:
     """Releases an entry for one user, once.
 
     It is a class, because a closure consists of five times as many objects, and each connection has
-    two of them.
+    two releases.
     """
 
     __slots__ = ("_entry",)

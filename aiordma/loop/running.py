@@ -26,10 +26,10 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 def resumes_tasks(loop: asyncio.AbstractEventLoop) -> bool:
     """Whether tasks that wait for the adapter are to be resumed by `loop.call_soon`.
 
-    Mostly the reader of the completion channel resumes them itself, which saves a turn of the loop.
-    But in debug mode a loop names what has held it up, which is to be the task and not the reader.
-    And a task that runs the loop in itself, as nest_asyncio allows, must not do so inside of the
-    reader: the loop cannot call the reader a second time before the first call has ended.
+    Usually the reader of the completion channel resumes them itself, which saves a turn of the
+    loop.  But in debug mode a loop names what has held it up, which should be the task and not the
+    reader.  And a task that runs the loop in itself, as nest_asyncio allows, must not do so inside
+    of the reader: the loop cannot call the reader again before the first call has ended.
     """
     return loop.get_debug() or hasattr(loop, "_nest_patched")
 
@@ -58,7 +58,7 @@ def check_thread(loop: asyncio.AbstractEventLoop, what: str) -> None:
 
 def _foreign(what: str) -> RuntimeError:
     return RuntimeError(
-        f"the {what} belongs to another event loop (out of a thread, use its "
+        f"the {what} belongs to another event loop (from another thread, use its "
         "loop.call_soon_threadsafe or asyncio.run_coroutine_threadsafe)"
     )
 
@@ -82,8 +82,8 @@ def from_finalizer(loop: asyncio.AbstractEventLoop, function: Callable[[], None]
 def is_canceled() -> bool:
     """Whether the running task is being canceled.
 
-    A CancelledError that is raised in another task was not meant for it: something that the program
-    has awaited there was canceled, and so it is an error like any other.
+    In any other task a CancelledError was not meant for the task: something that it awaited was
+    canceled, so it is an error like any other.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

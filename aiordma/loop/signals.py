@@ -22,7 +22,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 class _Signals:
-    """The handlers of one loop, and whom they tell."""
+    """The handlers of one loop, and what they call."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.heeders: list[Callable[[], bool]] = []
@@ -55,8 +55,8 @@ class _Signals:
 def heeding(loop: asyncio.AbstractEventLoop, heed: Callable[[], bool]) -> Iterator[None]:
     """Have `heed` called at SIGINT and SIGTERM during the block, if this is the main thread.
 
-    Handlers of these signals that the loop has already are replaced.  A signal by which nobody ends
-    anything, as the result of `heed` says, does what it would do without the block.
+    Handlers of these signals that the loop has already are replaced.  If every `heed` returns
+    False, because it has nothing to end, the signal does what it would do without the block.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""Timers that do not make each turn of the loop dearer.
+"""Timers that do not make each turn of the loop slower.
 
 Theory of operation
     A loop that has any timer reads the clock twice in each turn, and sleeps with a limit, for which
@@ -57,20 +57,20 @@ class Timer:
         self._release = release
 
     def cancel(self) -> None:
-        """Have the function not called.  Idempotent; harmless after the call.  In any thread."""
+        """Do not call the function.  Idempotent; harmless after the call.  In any thread."""
         if self.function is not None:
             self.function = None
             self._release()
 
     def run(self) -> None:
-        """Call the function, unless the timer was cancelled."""
+        """Call the function, unless the timer was canceled."""
         function, self.function = self.function, None
         if function is None:
             return
         try:
             function()
         finally:
-            # Released last: the function mostly sets the next timer, in the same `_Timers`.
+            # Released last: the function usually sets the next timer, in the same `_Timers`.
             self._release()
 
 
@@ -104,12 +104,12 @@ class Alarm:
         fork.guard(self)
 
     def set(self, when: float, every: float = 0.0) -> None:
-        """Come at this time of `now` and not before, then `every` so many seconds; 0 for once."""
+        """Be due when `now` is `when`, not before, and then `every` so many seconds; 0: once."""
         if self._fd >= 0:
             alarm_set(self._fd, when, every)
 
     def read(self) -> None:
-        """Have the descriptor not readable any more."""
+        """Make the descriptor unreadable again."""
         # BlockingIOError: the alarm was set to a later time after the loop had seen it readable.
         with contextlib.suppress(BlockingIOError):
             os.read(self._fd, 8)
@@ -199,7 +199,7 @@ def call_later(
     """Have `function` called by `loop` in `delay` seconds; to be used in the loop's thread.
 
     An exception goes to the loop's exception handler.  The function is kept alive until it is
-    called or the timer is cancelled; it is called in the context that made the loop's first timer.
+    called or the timer is canceled; it is called in the context that made the loop's first timer.
 
     Raises:
         OSError: The limit of open files is reached.
@@ -216,7 +216,7 @@ def call_later(
 
 @contextlib.asynccontextmanager
 async def timeout(delay: float) -> AsyncIterator[None]:
-    """As `asyncio.timeout`, for long blocks: it needs no timer of the loop's.
+    """As `asyncio.timeout`, for long blocks: it uses no timer of the loop.
 
     Raises:
         TimeoutError: The block took longer than `delay` seconds.

@@ -36,6 +36,6 @@ class Turns:
         self._call_first()
 
     def _call_first(self) -> None:
-        # If its task was canceled, that is going to give it back.
+        # If its task was canceled, the task gives it back.
         if self._taken and not self._taken[0].done():
             self._taken[0].set_result(None)

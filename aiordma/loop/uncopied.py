@@ -2,7 +2,7 @@
 
 A copy of a connection would be a second connection over one queue pair: as soon as one of the two
 is dropped, its finalizer destroys what the other uses.  A pickle would name handles of this process
-to another.  `copy` and `pickle` ask the same method for both, so that the rule stands here, once.
+to another.  `copy` and `pickle` call the same method, so the rule is here, once.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class WaitLine(Generic[T]):
 
     @property
     def next_size(self) -> int | None:
-        """What `size` the first task in line needs; None if no task waits."""
+        """The `size` of the first task in line; None if no task waits."""
         while self.places and self.places[0][0].done():
             self.places.pop(0)  # a task that was canceled, and has not run yet
         return self.places[0][1] if self.places else None

@@ -14,7 +14,7 @@ T = TypeVar("T")
 def living(references: Iterable[weakref.ref[T]]) -> list[T]:
     """Return the objects that live.
 
-    Of a `WeakValueDictionary` give it `valuerefs()`, which is a copy: other threads may add entries
-    meanwhile, and so may what is done with the objects.
+    For a `WeakValueDictionary` pass its `valuerefs()`, which is a copy: other threads may add
+    entries meanwhile, and so may the caller's use of the objects.
     """
     return [found for reference in references if (found := reference()) is not None]

@@ -50,7 +50,7 @@ class Call(Generic[T]):
         self.function: Callable[[], T] | None = function
 
     def make(self) -> None:
-        """Make the call, and tell how it has ended."""
+        """Make the call, and set the future."""
         function, self.function = self.function, None
         assert function is not None
         if not self.future.set_running_or_notify_cancel():
@@ -67,7 +67,7 @@ class Call(Generic[T]):
             del function
             self.future.set_exception(exc)
         else:
-            # First: who waits goes on at once, and may close the memory that the call refers to.
+            # First: the waiting task goes on at once, and may close memory that the call refers to.
             del function
             self.future.set_result(result)
         finally:
