@@ -22,7 +22,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class _Seconds(click.FloatRange):
-    """Seconds, up to a day; unlike its base it takes no number that is none."""
+    """Seconds, up to a day; unlike its base it refuses NaN."""
 
     def __init__(self, least: float = 0.0) -> None:
         super().__init__(min=least, max=86_400.0, min_open=not least)
@@ -30,7 +30,7 @@ class _Seconds(click.FloatRange):
     def convert(self, value: Any, param: Any, ctx: Any) -> float:
         seconds = float(super().convert(value, param, ctx))
         if math.isnan(seconds):
-            self.fail(f"{value!r} is no number of seconds.", param, ctx)
+            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
         return seconds
 
 
@@ -70,7 +70,7 @@ def _listens(function: _F) -> _F:
 
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog=f"All commands listen on port {DEFAULT_PORT}, or connect to it, unless they are told "
+    epilog=f"All commands listen on port {DEFAULT_PORT}, or connect to it, unless --port names "
     "another.  Rates are in MiB/s.",
 )
 @click.version_option(aiordma_version(), prog_name="aiordma")
@@ -156,22 +156,22 @@ def _doctor(context: click.Context, /, **options: Any) -> None:
     "--connect",
     "connects",
     is_flag=True,
-    help="Open and close connections in place of sending messages: for servers that are no echo.",
+    help="Open and close connections instead of sending messages: for servers other than echo.",
 )
 @click.option(
     "--key-file",
     type=click.Path(exists=True, path_type=Path),
-    help="File with the secret of a key, all of its bytes; its name is that of the key. Of a "
-    "folder the last name is taken.",
+    help="File whose bytes are the secret of a key, and whose name is the key's; in a folder, the "
+    "file with the last name.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Print the summary alone.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only the summary.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object on each line.")
 @click.pass_context
 def _ping(context: click.Context, /, **options: Any) -> None:
     """Measure the time to an `aiordma echo` on HOST and back, until Ctrl-C.
 
-    With --connect to any server of messages or requests, without a word to its program; one that is
-    full refuses, and has answered.
+    With --connect, any server of messages or requests answers, without its program noticing; a
+    refusal by a server that is full counts as an answer.
 
     Exit status: 0 if there was an answer, 1 if there was none, 2 for a wrong command line.
     """
@@ -180,14 +180,14 @@ def _ping(context: click.Context, /, **options: Any) -> None:
 
     is_default = context.get_parameter_source("size") is ParameterSource.DEFAULT
     if options["connects"] and not is_default:
-        msg = "--size is of messages, and --connect sends none."
+        msg = "--size is for messages, and --connect sends none."
         raise click.UsageError(msg)
     options["keys"] = _key_of(options.pop("key_file"))
     context.exit(ping.run(options.pop("host"), options.pop("port"), **options))
 
 
 def _key_of(path: Path | None) -> Any:
-    """The key in a file, or of the last in a folder, as a Kubernetes Secret that is mounted is."""
+    """The key in a file, or in the last file of a folder, such as a mounted Kubernetes Secret."""
     if path is None:
         return None
     from aiordma.endpoint.keys import MOST_BYTES, Keys

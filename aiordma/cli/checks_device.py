@@ -1,6 +1,6 @@
 """Checks of devices, drivers, nodes and ports.
 
-Most of it is read from the kernel's files, so that it is known even where a library is missing.
+Most facts are read from the kernel's files, so they are known even if a library is missing.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _trouble(node: Path) -> tuple[str, str] | None:
     if not code:
         return None
     seen = "may not be opened by this user" if code == errno.EACCES else "cannot be opened"
-    advice = _REMEDIES.get(code, "the kernel's log may tell why: `dmesg`")
+    advice = _REMEDIES.get(code, "the kernel's log may say why: `dmesg`")
     return f"{seen}: {os.strerror(code)}", advice.format(node=node)
 
 
@@ -169,7 +169,7 @@ def gids() -> Finding:
     seen = ", ".join(f"{port.device} port {port.number}: {len(port.gids)}" for port in found)
     if not any(port.gids for port in found):
         if not any(port.is_roce for port in found):
-            return fail(seen, "the kernel's log may tell why: `dmesg`")
+            return fail(seen, "the kernel's log may say why: `dmesg`")
         return fail(seen, "give the network interface an IP address: RoCE's GIDs follow from it")
     # RoCE makes a GID of each IP address; the connection manager needs one to find the device.
     lonely = [
@@ -192,7 +192,7 @@ def gids() -> Finding:
 
 
 def _is_of_this_namespace(port: sysfs.Port) -> bool:
-    """Whether a program here can connect by the port: a shared device has the GIDs of others."""
+    """Whether a program here can connect by the port: a shared device also has others' GIDs."""
     addresses = [
         str(mapped or address)
         for address in map(ipaddress.IPv6Address, port.gids)

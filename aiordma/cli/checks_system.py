@@ -158,7 +158,7 @@ def fork_variables() -> Finding:
     return warn(
         f"{' and '.join(found)} set",
         "unset it: kernels since 5.12 need no help, and it takes the pages of registered buffers "
-        "away from forked children, as those of multiprocessing",
+        "away from forked children, such as those of multiprocessing",
     )
 
 

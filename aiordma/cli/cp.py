@@ -32,7 +32,7 @@ def run(source: str, destination: str, *, as_json: bool, quiet: bool, limit_s: f
         source: File to copy.
         destination: Where to; if it is a folder or empty, under the source's name.
         as_json: Print the result for programs, and no progress.
-        quiet: Print errors alone.
+        quiet: Print only errors.
         limit_s: Seconds that connecting, and each step on the wire, may take.
 
     Returns:
@@ -82,7 +82,7 @@ def plan(source: str, destination: str) -> tuple[Remote, Path, bool]:
     """The file on the server, the local file, and whether it is sent.
 
     Raises:
-        ValueError: Not just one of the two is on a server, or a name cannot be one.
+        ValueError: Not exactly one of the two is on a server, or a name is invalid.
     """
     from_, to = parse_remote(source), parse_remote(destination)
     if from_ is None and to is not None:
@@ -170,7 +170,7 @@ def _progress(name: str, *, shown: bool) -> Iterator[_Bar]:
     from rich.text import Text
 
     class Rate(ProgressColumn):
-        """As TransferSpeedColumn, which knows decimal units alone."""
+        """As TransferSpeedColumn, which has only decimal units."""
 
         def render(self, task: Task) -> Text:
             speed = task.finished_speed or task.speed

@@ -1,8 +1,8 @@
 """`aiordma echo`: sends every message back, for `aiordma ping` and `aiordma doctor PEER`.
 
 Clients are bounded in number, as is the memory that is exposed to them, in all and for each source.
-A client that reads nothing of its messages is given up.  Each client has a line in the output when
-it has gone; see lines.py for lines that are not read.
+A client that does not read its messages is given up.  When a client has gone, a line in the output
+says so; see lines.py for lines that are not read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def run(host: str, port: int, *, as_json: bool, most_clients: int) -> int:
         most_clients: Clients that are served at a time; more are refused.
 
     Returns:
-        0; 1 if the port cannot be had.
+        0; 1 if the port is not available.
     """
 
     def lost(count: int) -> str:
@@ -189,7 +189,7 @@ class Orders:
     """The orders of one client.
 
     Args:
-        connection: To it.
+        connection: The connection to it.
         echo: The server.
         leases: Ends with the connection.
 

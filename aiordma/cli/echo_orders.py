@@ -9,10 +9,10 @@ object behind it; the answer is a JSON object, too, or the bytes that were asked
     expose              {"region": HEX} of `MOST` bytes that hold `pattern`, or {"error": TEXT}
     look size           {"size": ..., "crc32": ...} of the first `size` bytes exposed
 
-A server that only sends messages back answers with the order itself: so the client knows it.
+A server that only sends messages back answers with the order itself, by which the client knows it.
 
-At the port for streams each order is 5 bytes: `t` or `g`, and the size, big-endian.  After `t` so
-many bytes follow, and the answer is their CRC32 in 4 bytes; the answer to `g` is so many bytes.
+At the port for streams each order is 5 bytes: `t` or `g`, and the size, big-endian.  After `t` that
+many bytes follow, and the answer is their CRC32 in 4 bytes; the answer to `g` is that many bytes.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def warn(seen: str, advice: str = "") -> Finding:
 
 
 def skip(why: str, advice: str = "") -> Finding:
-    """The check was not made: something that it needs is missing, as another check tells."""
+    """The check was not made: something that it needs is missing, as another check reports."""
     return Finding(Status.SKIP, f"not checked: {why}", advice)
 
 

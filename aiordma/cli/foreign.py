@@ -1,7 +1,7 @@
 """Values that another program has sent as JSON, any of which may be wrong.
 
-A command that talks to another program never ends with a traceback because of what that program
-says: it takes each value by one of these functions, and has a single exception to catch.
+A command that talks to another program must not end with a traceback because of what that program
+says.  So it takes each value by one of these functions, and has a single exception to catch.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def parsed(text: bytes | str) -> Any:
     """The value of a JSON text.
 
     Raises:
-        ValueError: It is none, or it is nested too deeply.  NaN and Infinity, which `json` takes by
-            default, are no numbers of JSON.
+        ValueError: It is not JSON, or is nested too deeply.  NaN and Infinity, which `json` accepts
+            by default, are not JSON.
     """
     try:
         return json.loads(text, parse_constant=_no_number, parse_float=_finite)
@@ -44,10 +44,10 @@ def whole(value: Any, least: int = 0, most: int = MOST) -> int:
     """A whole number within bounds.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The value is something else.
     """
     if type(value) is not int or not least <= value <= most:  # bool is an int for isinstance
-        msg = f"no whole number from {least} to {most}: {shown(value)}"
+        msg = f"not a whole number from {least} to {most}: {shown(value)}"
         raise ValueError(msg)
     return value
 
@@ -56,10 +56,10 @@ def real(value: Any, least: float, most: float) -> float:
     """A number within bounds.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The value is something else.
     """
     if type(value) not in (int, float) or not least <= value <= most:
-        msg = f"no number from {least:g} to {most:g}: {shown(value)}"
+        msg = f"not a number from {least:g} to {most:g}: {shown(value)}"
         raise ValueError(msg)
     return float(value)
 

@@ -1,4 +1,4 @@
-"""LineWriter: lines for an output that may block, as a pipe does that its reader has left alone."""
+"""LineWriter: lines for an output that may block, such as a pipe that nobody reads."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def event_line(event: str, words: str, *, as_json: bool, **facts: object) -> str
 class LineWriter:
     """Writes lines in a thread, so that the caller never waits for the output.
 
-    Up to 1,000 lines wait for the output; a line that comes while so many wait is lost, and
-    counted.  When the output takes lines again, a line behind those that waited says how many were
-    lost.  An output that is closed, or broken, takes nothing any more.
+    Up to 1,000 lines wait for the output; a further line is lost, and counted.  When the output
+    takes lines again, a line behind those that waited says how many were lost.  An output that is
+    closed, or broken, takes nothing any more.
 
-    Past the buffer of `stream`, which is the interpreter's when it ends, and not to be used by a
-    daemon thread then.
+    It bypasses the buffer of `stream`, which a daemon thread must not use when the interpreter
+    ends.
 
     Args:
         stream: Where to; its descriptor is used from the first line on.  None, as `sys.stdout` is
-            where the process was started without it: nowhere.
+            in a process that was started without it: nowhere.
         tell: Makes a line of the number of lines that were lost.
     """
 
@@ -53,7 +53,7 @@ class LineWriter:
             return
         if self._thread is None:
             descriptor, encoding = self._stream.fileno(), self._stream.encoding
-            # Of a daemon: an output that takes no lines keeps no process from ending.
+            # A daemon: an output that takes no lines does not keep the process from ending.
             self._thread = threading.Thread(
                 target=self._write, args=(descriptor, encoding), name="aiordma-lines", daemon=True
             )

@@ -1,7 +1,7 @@
 """Printing: styled by rich on a terminal, the same text without styles elsewhere.
 
-Names of files, texts of peers and the kernel's names of devices go through `printable`, always: a
-terminal obeys escape sequences, and a line of a log is one line.
+Names of files, texts of peers and the kernel's names of devices always go through `printable`: a
+terminal obeys escape sequences, and a log entry has to stay on one line.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def print_json(value: Any) -> None:
 
 
 def print_hint(*lines: str) -> None:
-    """Print a hint to standard error: it is no part of the output."""
+    """Print a hint to standard error: it is not part of the output."""
     for line in lines:
         print(printable(line), file=sys.stderr)
 

@@ -1,7 +1,7 @@
 """`aiordma doctor PEER`: the way to an `aiordma echo`, step by step; or to an `aiordma serve`.
 
-Each step has a connection of its own, so that no step spoils the next.  A step names
-the first size that did not pass, and why.
+Each step has a connection of its own, so that no step spoils the next.  A step that fails names the
+first size that did not pass, and why.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class StepError(Exception):
 
 
 class OtherProgramError(StepError):
-    """Packets pass both ways, but the program there is none with which the steps can be taken."""
+    """Packets pass both ways, but the steps cannot be taken with the program there."""
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class Scene:
         source: Local address to connect from; None lets routing choose.
         facts: The answer of an `aiordma echo`; empty for another server.
         mtu: Bytes of data in a packet on RoCE and InfiniBand; 0 on iWARP.
-        hole: The first size that did not pass, if that is of full packets; else 0.
+        hole: The first size that did not pass, if it fills packets; else 0.
     """
 
     host: str
@@ -222,7 +222,7 @@ async def _meet(scene: Scene) -> tuple[str, dict[str, Step]]:
             raise StepError(words_of(exc), _START_ECHO) from None
         raise
     if answer == asked:
-        return f"{where} by {device}: a server that sends back, {took}", PLAIN
+        return f"{where} by {device}: a server that sends messages back, {took}", PLAIN
     if facts is None or "aiordma" not in facts:
         seen = f"connected to {where} by {device}, but the program there is no `aiordma echo`: "
         raise OtherProgramError(f"{seen}it answered {answer[:_MOST_TEXT]!r}", _START_ECHO)
@@ -336,7 +336,7 @@ async def _writes(scene: Scene) -> str:
 def _stream_port(scene: Scene) -> int:
     port = scene.facts.get("stream_port")
     if type(port) is not int or not 1 <= port <= 0xFFFF:
-        raise StepError(f"the peer named a port for streams that is none: {port!r}")
+        raise StepError(f"the peer named an invalid port for streams: {port!r}")
     return port
 
 

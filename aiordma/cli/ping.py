@@ -5,7 +5,7 @@ message of the connection.  A message is lost if its answer does not come within
 the same bytes, or if the connection breaks before; then the next message makes a new connection.
 
 With `--connect` each message is a connection instead, which is opened and closed: any server of
-messages or of requests answers that by itself, as long as its event loop runs.
+messages or requests answers that by itself, as long as its event loop runs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _MOST_GIVEN_UP = 1000
 
 
 class OutputEndedError(Exception):
-    """The output takes no more.  No error of a connection.
+    """The output takes no more; not an error of a connection.
 
     Attributes:
         cause: The reason.
@@ -68,7 +68,7 @@ class Tally:
 
     Attributes:
         sent: Messages that were to be sent.
-        lost: Those among them without a good answer in time.
+        lost: Those of them without a good answer in time.
         times_ms: Of each answer.
     """
 
@@ -190,8 +190,8 @@ class Ping:
         size: Bytes of a message.
         limit_s: Seconds that an answer may take, and a connection.
         source: Local address to connect from; None lets routing choose.
-        connects: Whether to open and close connections in place of sending messages.
-        keys: The key to prove to have; None for a peer without keys.
+        connects: Whether to open and close connections instead of sending messages.
+        keys: The key to prove; None for a peer without keys.
         printer: Prints the events.
     """
 
@@ -301,7 +301,7 @@ class Ping:
         """Whether another message has no chance either."""
         if isinstance(exc, _FOR_GOOD) or serves_streams(exc):
             return True
-        # A module or a node is missing here; the error of C does not tell it from others.
+        # A module or a node is missing here, which the error of C does not show.
         return not self._told and isinstance(exc, RdmaOSError) and why_unavailable() is not None
 
     def _push(self, number: int, payload: bytes) -> None:
@@ -463,9 +463,9 @@ def run(
         size: Bytes of a message.
         limit_s: Seconds that an answer may take.
         source: Local address to connect from; None lets routing choose.
-        connects: Open and close connections in place of sending messages.
-        keys: The key to prove to have; None for a peer without keys.
-        quiet: Print the summary alone.
+        connects: Open and close connections instead of sending messages.
+        keys: The key to prove; None for a peer without keys.
+        quiet: Print only the summary.
         as_json: Print a JSON object on each line.
 
     Returns:

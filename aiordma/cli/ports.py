@@ -4,5 +4,5 @@ from __future__ import annotations
 
 __all__ = ["DEFAULT_PORT"]
 
-#: perftest's number, too; a port of the connection manager, which TCP's are no part of.
+#: perftest's number, too; a port of the connection manager, whose ports are not TCP's.
 DEFAULT_PORT = 18515

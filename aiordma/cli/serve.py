@@ -1,9 +1,9 @@
 """`aiordma serve`: offer a folder to `aiordma cp`.
 
 Any program that reaches the port may read the folder's files and, with `--writable`, make and
-replace some, up to a quota: there are no passwords.  Each client has a line in the output when it
-has gone.  Clients are served whether or not the lines are read: 1,000 wait, and further lines are
-lost, and counted.
+replace some, up to a quota: there are no passwords.  When a client has gone, a line in the output
+says so.  Clients are served whether or not the lines are read: 1,000 lines wait, and further lines
+are lost, and counted.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def run(
         quota: Limits of the files that clients may put.
 
     Returns:
-        0; 1 if the folder or the port cannot be had.
+        0; 1 if the folder or the port is not available.
     """
     try:
         folder = Folder(Path(path))
@@ -186,17 +186,17 @@ class Service:
                 self._say(done.action, words, **asdict(done), peer=peer)
 
     def why_full(self, source: str) -> str:
-        """The reason to refuse a further client of that source; empty if there is none."""
+        """The reason to refuse another client from that source; empty if there is none."""
         total, most = len(self.holders), self._most_clients
         if total >= most:
             return f"the server has {total} clients already; try again"
         own = sum(each.source == source for each in self.holders)
         if own and own + 1 > fair_share(most, total, own):
-            return f"the server has {own} clients already of {source}; try again"
+            return f"the server has {own} clients already from {source}; try again"
         return ""
 
     def _make_room(self, newcomer: Holder) -> bool:
-        """End the oldest client that has asked for nothing, of the source that has most of them."""
+        """End the oldest client that has asked for nothing, of the source with most of these."""
         silent = [
             each
             for each in self.holders

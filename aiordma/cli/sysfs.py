@@ -1,4 +1,4 @@
-"""The kernel's files about RDMA devices: readable even where no library is."""
+"""The kernel's files about RDMA devices, which can be read even without any library."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Port:
     Attributes:
         device: Name of the device.
         number: From 1.
-        state: In the kernel's word, such as `ACTIVE`.
+        state: The kernel's word for it, such as `ACTIVE`.
         gid_table: The GIDs that are set: (index, IPv6 address in the long form).
         is_roce: Whether it is Ethernet and not iWARP.
         is_iwarp: Whether it is iWARP.
@@ -84,7 +84,7 @@ def device_names() -> list[str]:
 
 
 def uverbs_nodes() -> dict[str, Path]:
-    """For each device the node through which programs reach it; without ib_uverbs there is none."""
+    """The node of each device, through which programs reach it; none without ib_uverbs."""
     found = {}
     for name in _names(CLASS_VERBS):
         if device := _read(CLASS_VERBS / name / "ibdev"):

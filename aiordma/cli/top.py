@@ -95,8 +95,8 @@ class SocketSource:
 class DumpSource:
     """The file of `aiordma.metrics.dump_on_signal`.
 
-    The file may be of another user, and it names the process and the signal.  So only a process of
-    the user that owns the file is signaled.
+    The file may belong to another user, and it names the process and the signal.  So only a process
+    of the user that owns the file is signaled.
     """
 
     def __init__(self, path: Path) -> None:
@@ -129,12 +129,12 @@ class DumpSource:
         except ProcessLookupError:
             raise NoSnapshotError(f"{self._path}: the process {pid} has ended") from None
         try:
-            # Its number may belong to another process by now, which the signal would end.  If that
-            # happens from here on, the descriptor still means the old process.
+            # Its number may belong to another process by now, which the signal would end.  From
+            # here on the descriptor means the old process.
             if not dump.get("began") or start_of(pid) != dump["began"]:
                 raise NoSnapshotError(f"{self._path}: the process {pid} has ended")
             if os.stat(f"/proc/{pid}").st_uid != owner:
-                text = f"{self._path}: the process {pid} is not of the user that owns the file"
+                text = f"{self._path}: the process {pid} does not belong to the owner of the file"
                 raise NoSnapshotError(text)
             signal.pidfd_send_signal(process, number)
         finally:
@@ -179,7 +179,7 @@ def _is_row(each: Any) -> bool:
     """Whether it has all that the table shows.
 
     Raises:
-        ValueError, KeyError, AttributeError: It has not.
+        ValueError, KeyError, AttributeError: It does not.
     """
     for name in _NUMBERS:
         whole(each[name])
@@ -193,7 +193,7 @@ def _is_row(each: Any) -> bool:
 
 
 def _is_address(address: Any) -> bool:
-    # Of IPv6 it may have two numbers more, as of a socket.
+    # An IPv6 address may have two more numbers, as a socket's has.
     return address is None or (isinstance(address, list) and len(address) in (2, 4))
 
 
@@ -268,7 +268,7 @@ def _rates(each: Seen, before: Seen | None, seconds: float) -> tuple[float, floa
 
 
 def _place(each: Seen) -> str:
-    """The peer; of an endpoint without one its own address."""
+    """The peer; for an endpoint without one, its own address."""
     if peer := each.get("peername"):
         return f"{peer[0]} {peer[1]}"
     own = each.get("sockname") if "datagrams_sent" in each else None
@@ -338,7 +338,7 @@ def _lines(seen: Seen, before: Seen | None, room: int | None = None) -> list[str
 
 
 def _snapshots(source: Source, count: int | None, interval: float) -> Iterator[Seen]:
-    """So many snapshots, or snapshots until the process has ended."""
+    """Take `count` snapshots, or snapshots until the process has ended."""
     yield source.take()
     taken = 1
     while count is None or taken < count:
@@ -385,7 +385,7 @@ def _running(targets: Sequence[Path], open_: Callable[[Path], Source | None]) ->
 
 
 def _only_process() -> str:
-    """The process of this user that shows its connections, if there is a single process.
+    """The process of this user that shows its connections, if there is exactly one.
 
     Raises:
         NoSnapshotError: There is none.
@@ -413,7 +413,7 @@ def _only_process() -> str:
     "-n",
     "--count",
     type=click.IntRange(min=1),
-    help="Snapshots; by default 1 in a pipe, and no limit on a terminal.",
+    help="Number of snapshots; by default 1 in a pipe, and no limit on a terminal.",
 )
 @click.option(
     "--interval",
@@ -429,10 +429,10 @@ def top(
 ) -> None:
     """Show the live connections, streams and datagram endpoints of a process.
 
-    The process has to call `aiordma.metrics.serve()`, or `aiordma.metrics.dump_on_signal()`.  With
-    the number of a process, or without any, its socket is looked for where these make it.  SENT/s
-    and RECV/s are bytes a second, WAITING messages (of a stream bytes) that have arrived and that
-    the program has not taken.
+    The process has to call `aiordma.metrics.serve()`, or `aiordma.metrics.dump_on_signal()`.  Given
+    the number of a process, or nothing, the command looks for its socket or file in the usual
+    place.  SENT/s and RECV/s are bytes a second; WAITING is the number of messages (for a stream,
+    bytes) that have arrived and that the program has not taken.
     """
     terminal = sys.stdout.isatty() and not as_json
     try:

@@ -10,8 +10,8 @@ from aiordma.link.refusal import RefusalReason, library_words, names_the_kind, r
 __all__ = ["MESSAGES", "STREAMS", "is_full", "serves_streams", "words_of"]
 
 # Instead of the library's words, which are for a program's author.
-STREAMS = "a server of streams listens there, such as `aiordma serve`, and no `aiordma echo`"
-MESSAGES = "a listener for messages is there, such as `aiordma echo`, and no `aiordma serve`"
+STREAMS = "a server of streams listens there, such as `aiordma serve`, not an `aiordma echo`"
+MESSAGES = "a listener for messages is there, such as `aiordma echo`, not an `aiordma serve`"
 _REFUSED_BY_STREAMS = library_words(refusal(RefusalReason.STREAMS))
 _FULL = library_words(refusal(RefusalReason.FULL))
 
@@ -22,7 +22,7 @@ def serves_streams(exc: BaseException) -> bool:
 
 
 def is_full(exc: BaseException) -> bool:
-    """Whether a listener that works has refused, as it has all connections that it takes."""
+    """Whether a working listener has refused because it has all the connections that it takes."""
     return isinstance(exc, ConnectionRejectedError) and exc.hint == _FULL
 
 

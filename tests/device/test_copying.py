@@ -368,7 +368,7 @@ def test_a_server_of_another_kind(address: str, tmp_path: Path, cp: Copy) -> Non
     assert (status, out) == (1, "")
     assert err == (
         f"aiordma cp: {address}:/x was not copied: a listener for messages is there, such as "
-        "`aiordma echo`, and no `aiordma serve`\n"
+        "`aiordma echo`, not an `aiordma serve`\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""Answering: the server's tasks of one measurement, which learn its length only at its end."""
+"""Answering: the server's tasks of one measurement, whose length they learn only at its end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Answering:
             self.fail(exc)
 
     def add(self, count: int = 1) -> None:
-        """So many more."""
+        """Count so many more."""
         self.seen += count
         self.look()
 
@@ -46,7 +46,7 @@ class Answering:
             self._done.set_exception(exc)
 
     def look(self) -> None:
-        """Whether those were all."""
+        """Check whether those were all."""
         if self.wanted is not None and self.seen >= self.wanted and not self._done.done():
             self._done.set_result(None)
 

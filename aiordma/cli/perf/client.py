@@ -43,8 +43,8 @@ async def measure(
         measured: Called with the figures of each size.
 
     Raises:
-        PerfError: The server has failed, or could not do it.
-        OSError, RdmaError: There is no connection, or it broke.
+        PerfError: The server has failed, or cannot do the test.
+        OSError, RdmaError: The connection was not made, or broke.
         TimeoutError: A step took longer than the plan says.
     """
     async with connect(host, port, config=CONFIG, timeout=plan.timeout_s) as conn:
@@ -106,7 +106,7 @@ def _check_transport(plan: Plan, conn: Connection) -> None:
     """Refuse a test that would fail in the middle.
 
     Raises:
-        PerfError: The transport cannot do the test.
+        PerfError: The transport does not support the test.
     """
     if conn.get_extra_info("transport") != "IWARP":
         return
@@ -125,7 +125,7 @@ def _host_of(conn: Connection) -> str:
 
 
 def _whereabouts(conn: Connection) -> dict[str, Any]:
-    """Which device and which addresses it went by."""
+    """The device and the addresses that were used."""
     names = {"sockname": "client_addr", "peername": "server_addr"}
     facts: dict[str, Any] = {key: conn.get_extra_info(key) for key in ("device", "transport")}
     for key, name in names.items():

@@ -38,7 +38,7 @@ _ITERS = 1000
 @click.option("-s", "--size", type=int, help="Bytes of a message. [lat 2, bw 65536, rate 64]")
 @click.option("-a", "--all", "all_sizes", is_flag=True, help="Sizes from 2 to 2^23.")
 @click.option("-n", "--iters", type=int, help="Iterations of each size.  [1000]")
-@click.option("-D", "--duration", type=float, metavar="SECONDS", help="Measure so long instead.")
+@click.option("-D", "--duration", type=float, metavar="SECONDS", help="Measure this long instead.")
 @click.option("-q", "--qp", "qps", type=int, default=1, help="Connections.  [1]")
 @click.option("-t", "--tx-depth", type=int, help="Requests under way, for bw and rate.  [128]")
 @click.option("-r", "--rx-depth", type=int, default=512, help="Receives posted ahead.  [512]")
@@ -52,7 +52,7 @@ _ITERS = 1000
 @click.option("--json", "json_path", metavar="FILE", help="Write JSON, too; '-': JSON alone.")
 @click.option(
     "--timeout", "timeout_s", type=float, default=300.0, metavar="SECONDS",
-    help="Limit for connecting, and for each measurement beside its duration.  [300]",
+    help="Limit for connecting, and for each measurement in addition to its duration.  [300]",
 )  # fmt: skip
 @click.option("--with-parent", is_flag=True, hidden=True)
 @click.pass_context

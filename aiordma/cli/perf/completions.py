@@ -1,4 +1,4 @@
-"""Waiting for completions by hand: by events, by polling, or by polling first."""
+"""Waiting for completions without the loop's help: by events, by polling, or by polling first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ADAPT_NS = 20_000
 
 
 class Completions:
-    """Completions of one queue that were all successes, as numbers.
+    """Counts the successful completions of one queue.
 
     Args:
         cq: The queue, which no other object polls.

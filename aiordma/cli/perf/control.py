@@ -46,7 +46,7 @@ def processor_time() -> Usage:
 
 @contextlib.contextmanager
 def foreign(words: Any) -> Iterator[None]:
-    """The block takes values out of the other side's words: raises PerfError if they are wrong."""
+    """For a block that reads the other side's words: raises PerfError if they are wrong."""
     try:
         yield
     except (ValueError, TypeError, KeyError, IndexError) as exc:

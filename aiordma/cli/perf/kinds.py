@@ -42,7 +42,7 @@ class ClientSide(Protocol):
     """The end that measures."""
 
     async def connect(self, at: dict[str, Any]) -> None:
-        """Connect to where the server says that it is."""
+        """Connect to the address that the server has named."""
 
     async def meet(self, lent: dict[str, Any]) -> None:
         """Take the names of the server's registered memory, once the client is connected."""
@@ -50,7 +50,7 @@ class ClientSide(Protocol):
     async def lat(self, size: int, stop: Stop) -> list[int]:
         """Measure latency: when the first iteration began and each ended, in nanoseconds.
 
-        A list: to append to an array takes four times as long as to read the clock.
+        A list: appending to an array takes four times as long as reading the clock.
         """
 
     async def flow(self, size: int, stop: Stop) -> Flow:

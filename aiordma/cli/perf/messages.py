@@ -1,7 +1,7 @@
 """Measurements through `Connection`, as a program that awaits its messages sees them.
 
-Bandwidth is that of `await conn.send(...)` in a loop, and for one-sided operations as many
-tasks as the depth, each of which awaits one at a time.
+Bandwidth is that of `await conn.send(...)` in a loop; for one-sided operations, that of as many
+tasks as the depth, each of which awaits one operation at a time.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class MessageClient:
         return stamps
 
     async def flow(self, size: int, stop: Stop) -> Flow:
-        """As many as the interface lets be under way."""
+        """As many messages or operations as the interface allows at a time."""
         clock = time.perf_counter_ns
         left, sent = [stop.most] * len(self._conns), 0
 

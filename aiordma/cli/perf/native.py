@@ -63,7 +63,7 @@ class NativeClient:
         return await one_sided_lat(self._ends[0], self._plan, size, self._remote[0], stop)
 
     async def flow(self, size: int, stop: Stop) -> Flow:
-        """As many as the depth says on each connection, all at once."""
+        """As many operations at a time on each connection as the depth says."""
         plan = self._plan
         ends = zip(self._ends, self._remote, strict=True)
         return joined(await together(flow(end, plan, size, remote, stop) for end, remote in ends))

@@ -1,8 +1,8 @@
 """Bandwidth and rate on the native layer: lists of prepared requests, nothing copied.
 
-The sender keeps `tx_depth` requests under way, in lists of `post_list` with one doorbell, of which
-only the last is signaled: the completion of a list is one object less than it could be.  The
-receiver posts its receives in chains, and again as soon as a chain has been used.
+The sender keeps `tx_depth` requests under way, in lists of `post_list` with one doorbell each, of
+which only the last is signaled.  The receiver posts its receives in chains, and again as soon as a
+chain has been used.
 """
 
 from __future__ import annotations

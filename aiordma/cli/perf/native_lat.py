@@ -1,7 +1,7 @@
 """Latency on the native layer: prepared posts, and one completion awaited for each.
 
-With `--wait event` the loop drains the completion queue and `anext(cq)` is awaited; otherwise it is
-polled by hand.  Of sends only every 16th is signaled: the answer proves that a message has arrived.
+With `--wait event` the loop drains the completion queue and `anext(cq)` is awaited; otherwise the
+queue is polled here.  Only every 16th send is signaled: the answer proves that a message arrived.
 """
 
 from __future__ import annotations

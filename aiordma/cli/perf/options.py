@@ -45,7 +45,7 @@ class Plan:
     Attributes:
         test: Kind of the requests: one of `TESTS`.
         metric: Quantity to measure: one of `METRICS`.
-        api: By which of aiordma's interfaces.
+        api: Which of aiordma's interfaces to use.
         wait: How both ends wait for completions: one of `WAITS`.
         sizes: Bytes of a message; one measurement for each.
         iters: Iterations of a measurement; without meaning where `duration_s` is set.
@@ -55,7 +55,7 @@ class Plan:
         rx_depth: Receives posted on each connection.
         post_list: Requests with one doorbell.
         warm_up: Iterations before each measurement.
-        timeout_s: Seconds for connecting, and for each measurement beside its `duration_s`.
+        timeout_s: Seconds for connecting, and for each measurement in addition to `duration_s`.
     """
 
     test: str
@@ -91,10 +91,10 @@ class Plan:
         warm_up: int | None = None,
         timeout_s: float = 300.0,
     ) -> Self:
-        """A plan from the words of a command line; a value for each None is chosen.
+        """A plan from the options of a command line, with a value for each None.
 
         Raises:
-            ValueError: The words contradict each other.
+            ValueError: The options contradict each other.
         """
         if all_sizes and size is not None:
             msg = "--size is one size, --all are all: give one of them"
@@ -139,7 +139,7 @@ class Plan:
         """The test that a client asks for.
 
         Raises:
-            ValueError: It is none that can be run.
+            ValueError: It is not a test that can be run.
         """
         try:
             plan = cls(**{**words, "sizes": tuple(words["sizes"])})
@@ -157,8 +157,8 @@ class Plan:
         """Check the plan.
 
         Raises:
-            ValueError: A value is out of range, or two do not go together.
-            TypeError: A value is no number.
+            ValueError: A value is out of range, or two contradict each other.
+            TypeError: A value is not a number.
         """
         for name, value, known in (
             ("TEST", self.test, TESTS),

@@ -122,9 +122,9 @@ def peak_per_second(posted: Sequence[int], completed: Sequence[int], weight: int
     """Messages a second of the fastest stretch, as perftest counts them.
 
     A stretch begins when one of its lists is posted and ends when a later one, or the same, has
-    completed.  perftest tries all pairs; the same minimum is found here in a few passes: for a
-    rate that is assumed, the best stretch is found in one, and its own rate is the next
-    assumption, until nothing is better.
+    completed.  perftest tries all pairs; the same minimum is found here in a few passes: each
+    finds the best stretch for an assumed rate, whose own rate is the next assumption, until nothing
+    is better.
 
     Args:
         posted: When each list was posted, nanoseconds.

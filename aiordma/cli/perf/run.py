@@ -23,12 +23,12 @@ from aiordma.errors import RdmaError
 
 __all__ = ["run_client", "run_local", "run_server"]
 
-_START_S = 600.0  # of an interpreter, where time may fly; its death is noticed at once
+_START_S = 600.0  # for an interpreter, where time may fly; its death is noticed at once
 _END_S = 10.0
 
 
 def run_server(host: str | None, port: int, *, loop: str, with_parent: bool) -> int:
-    """Serve one test; 0, or 1 if it was not served to its end.
+    """Serve one test; return 0, or 1 if it was not served to its end.
 
     Args:
         host: Address to listen on, None for all.
@@ -53,7 +53,7 @@ def _end_with_input() -> None:
 
 
 def run_client(plan: Plan, host: str, port: int, *, loop: str, printer: Printer) -> int:
-    """Run a test against a server; 0, or 1 if it was not run to its end."""
+    """Run a test against a server; return 0, or 1 if it was not run to its end."""
 
     async def work() -> None:
         await measure(
@@ -82,7 +82,7 @@ def run_local(plan: Plan, host: str, *, loop: str, printer: Printer) -> int:
 
 @contextlib.contextmanager
 def _server(host: str, loop: str) -> Iterator[int]:
-    """A server process; its port.  It is ended, in any case, within a bounded time."""
+    """Run a server process, and yield its port; it is ended in any case, within a bounded time."""
     words = ["perf", "--server", "--with-parent", "--host", host, "-p", "0", "--loop", loop]
     child = subprocess.Popen(
         [sys.executable, "-m", "aiordma", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE

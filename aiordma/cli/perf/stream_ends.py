@@ -1,7 +1,7 @@
 """The common parts of the measurements of streams.
 
-A stream has no messages, so their sizes are agreed on before.  The last message of a bandwidth test
-ends with another byte than all others, and the server answers it: so the client's clock stops when
+A stream has no messages, so their size is agreed on before.  The last message of a bandwidth test
+ends with another byte than the others, and the server answers it: so the client's clock stops when
 everything has arrived, however much that is.
 """
 

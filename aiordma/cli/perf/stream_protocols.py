@@ -167,7 +167,7 @@ class _Answerer(asyncio.Protocol):
         self._server.met(transport, self)
 
     def answer(self, payload: bytes | None) -> None:
-        """From now on answer as many bytes with these; with None the last message alone."""
+        """From now on answer as many bytes with these; with None answer only the last message."""
         self._payload, self._missing = payload, len(payload or b"")
 
     def data_received(self, data: bytes) -> None:

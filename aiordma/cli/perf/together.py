@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 async def together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run all; their results.  The first failure ends the others, and is raised as it is."""
+    """Run all; return their results.  The first failure ends the others, and is raised as it is."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in coroutines]

@@ -18,7 +18,7 @@ Begin = Callable[[int], object]
 
 
 async def put(exchange: Exchange, source: Source, size: int, name: str, progress: Progress) -> str:
-    """Send a file that the server shall have as `name`.
+    """Send a file, which the server stores as `name`.
 
     Args:
         exchange: The connection.
@@ -28,7 +28,7 @@ async def put(exchange: Exchange, source: Source, size: int, name: str, progress
         progress: Called with the number of further bytes that were sent.
 
     Returns:
-        SHA-256, which the server has found right: the file has its name.
+        The SHA-256, which the server has confirmed: the file has its name.
 
     Raises:
         TransferError: This side or the server failed, or the connection ended.

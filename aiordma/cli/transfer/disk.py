@@ -1,9 +1,9 @@
 """A file's bytes between a disk and the connection, and their SHA-256.
 
-Disks block, so that reading, writing and hashing happen in a thread.  A call there costs switches
-of threads, and memory that is new to the process a page fault for each 4 KiB.  So a call has a part
-of several pieces, and a file goes through two buffers in turns: the thread works on a buffer while
-the connection fills or empties the other.
+Disks block, so reading, writing and hashing happen in a thread.  A call there costs two thread
+switches, and new memory costs a page fault for each 4 KiB.  So a call handles a part of several
+pieces, and a file goes through two buffers in turns: the thread works on one while the connection
+fills or empties the other.
 
 A disk that fails is a TransferError, too: an OSError is always the connection's.
 """
@@ -193,5 +193,5 @@ class WriteBehind:
 
 
 def _buffers(size: int) -> list[memoryview]:
-    """The two buffers; a file that is smaller than a part needs no more than that."""
+    """The two buffers; no larger than the file."""
     return [memoryview(bytearray(min(size, PART))) for _ in range(2)]

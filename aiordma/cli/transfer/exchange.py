@@ -83,7 +83,7 @@ class Exchange:
         """Send a message.
 
         Raises:
-            TransferError, OSError: The peer takes nothing, or is gone.
+            TransferError, OSError: The peer reads nothing, or is gone.
         """
         self.writer.write(pack(message))
         await self._drain()
@@ -102,7 +102,7 @@ class Exchange:
             whenever: Wait without a limit: the caller has one.
 
         Raises:
-            TransferError: The peer failed, breaks the protocol, ended, or says nothing.
+            TransferError: The peer failed, broke the protocol, ended, or sent nothing.
             OSError: The connection broke.
         """
         frame, body = await self._message(None if whenever else self.limit_s)
@@ -125,7 +125,7 @@ class Exchange:
         raise TransferError(Reason.PROTOCOL, "the first message has to be put or get")
 
     async def send_file(self, source: Source, size: int, progress: Progress) -> str:
-        """Send `size` bytes of a file, and say that it is done.
+        """Send `size` bytes of a file, and then Done.
 
         Returns:
             The SHA-256 of the sent bytes.
@@ -187,7 +187,7 @@ class Exchange:
         return digest
 
     async def hear_out(self) -> None:
-        """Say that no more is sent, and drop what arrives until the peer ends or the time is over.
+        """End this side's direction, and drop what arrives until the peer ends or the time is up.
 
         A close at once could destroy the last message before the peer has read it.
         """

@@ -5,7 +5,7 @@ file that was checked is the file that is opened, so that a program that changes
 meanwhile cannot lead out of it.
 
 Every call may block and is for a thread.  Making a `Source` or an `Incoming` does nothing yet, so
-that its owner can always give back its resources, even if canceled while it was opened.
+its owner can always give back its resources, even if canceled while it is being opened.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Incoming:
         """Give the file its name.
 
         Raises:
-            OSError: Its last bytes cannot be written, or the name cannot be had.
+            OSError: Its last bytes cannot be written, or it cannot be renamed.
         """
         # Some file systems report a full disk only here.
         fd, self._fd = self._fd, -1
@@ -138,7 +138,7 @@ class Folder:
         """Open the folder; links that lead to it are followed.
 
         Raises:
-            OSError: There is none, or it may not be read.
+            OSError: There is no such folder, or it may not be read.
         """
         self._fd = os.open(path, _FOLDER_FLAGS)
 
@@ -152,7 +152,7 @@ class Folder:
         """A file of the folder, to read.
 
         Raises:
-            ValueError: The name is none of a file in a folder.
+            ValueError: The name is not that of a file in a folder.
         """
         parts = split_name(name)
 
@@ -166,10 +166,10 @@ class Folder:
         return Source(name, open_)
 
     def incoming(self, name: str) -> Incoming:
-        """A file in the folder, new or in the place of another.
+        """A file in the folder, new or replacing another.
 
         Raises:
-            ValueError: The name is none of a file in a folder.
+            ValueError: The name is not that of a file in a folder.
         """
         parts = split_name(name)
         return Incoming(parts[-1], lambda: self._parent(parts))
@@ -192,7 +192,7 @@ def local_source(path: Path) -> Source:
 
 
 def local_incoming(path: Path) -> Incoming:
-    """A file of this machine, new or in the place of another."""
+    """A file of this machine, new or replacing another."""
     return Incoming(path.name, lambda: os.open(path.parent, _FOLDER_FLAGS))
 
 

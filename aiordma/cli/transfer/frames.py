@@ -5,8 +5,8 @@
     1 byte    kind: 1 message, 2 data
     4 bytes   length of the rest, big-endian
 
-A frame of the peer is checked before it is used: kind, length, and of a message its
-fields and their types.
+A frame of the peer is checked before it is used: its kind, its length, and the fields of a message
+and their types.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def parse_header(header: bytes) -> tuple[FrameKind, int]:
     """The kind of a frame and the length of its rest.
 
     Raises:
-        FrameError: It is none, or longer than agreed.
+        FrameError: It is not a frame, or is longer than agreed.
     """
     magic, version, kind, length = _HEADER.unpack(header)
     if magic != _MAGIC:
@@ -163,7 +163,7 @@ def parse(body: bytes) -> Message:
     """The message in a frame.
 
     Raises:
-        FrameError: It is none.
+        FrameError: It is not a message of the protocol.
     """
     try:
         found = parsed(body)

@@ -41,7 +41,7 @@ def parse_remote(text: str) -> Remote | None:
     Without PORT, as in `HOST:/NAME`, it is the default port.
 
     Raises:
-        ValueError: The port is none.
+        ValueError: The port is out of range.
     """
     found = _REMOTE.fullmatch(text)
     if found is None:
@@ -56,8 +56,8 @@ def parse_remote(text: str) -> Remote | None:
 def split_name(name: str) -> list[str]:
     """The parts of a file's name on a server: folders, then the file.
 
-    The name cannot leave the folder that is served.  That none of the parts is a symbolic link
-    has to be seen when they are opened (folder.py).
+    The name cannot leave the folder that is served.  Whether a part is a symbolic link can only be
+    checked when it is opened (folder.py).
 
     Raises:
         ValueError: The name is absolute or empty, has `.`, `..` or an empty part, a NUL, or is
@@ -76,7 +76,7 @@ def split_name(name: str) -> list[str]:
         msg = f"{name!r} is absolute: names are relative to the folder that is served"
         raise ValueError(msg)
     if "\0" in name or any(part in ("", ".", "..") for part in parts):
-        msg = f"{name!r} has a part that is empty, `.`, `..` or has a NUL"
+        msg = f"{name!r} has a part that is empty, `.` or `..`, or has a NUL"
         raise ValueError(msg)
     if size > _MOST_BYTES or any(len(part.encode()) > _MOST_BYTES_OF_A_PART for part in parts):
         msg = f"a name of {size} bytes is too long"

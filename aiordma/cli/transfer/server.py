@@ -16,15 +16,14 @@ __all__ = ["Quota", "Served", "serve_one"]
 
 
 class Quota:
-    """The limits of all clients together for files in a folder, as long as the server runs.
+    """The limits for the files that all clients together put while the server runs.
 
-    A file counts from the moment in which it is announced; a file that is not completed counts no
-    more.
+    A file counts from the moment it is announced, and no longer if it is not completed.
 
     Args:
-        most_bytes: Of all files.
-        most_files: Their number.
-        most_file_bytes: Of each file.
+        most_bytes: Bytes of all files.
+        most_files: Number of files.
+        most_file_bytes: Bytes of each file.
     """
 
     __slots__ = ("_bytes", "_files", "_most_bytes", "_most_file_bytes", "_most_files")
@@ -42,7 +41,7 @@ class Quota:
             TransferError: There is no room for it.
         """
         if size > self._most_file_bytes:
-            text = f"{size} bytes are more than a file may have here, {self._most_file_bytes}"
+            text = f"a file may have at most {self._most_file_bytes} bytes here, not {size}"
         elif self._files >= self._most_files:
             text = f"the server has taken {self._files} files, and takes no more"
         elif size > self._most_bytes - self._bytes:
@@ -54,18 +53,18 @@ class Quota:
         raise TransferError(Reason.FULL, text)
 
     def give_back(self, size: int) -> None:
-        """A file that was counted has not come."""
+        """Stop counting a file that was not completed."""
         self._bytes -= size
         self._files -= 1
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The file that a client got or left.
+    """The file that a client got or put.
 
     Attributes:
         action: `put` or `get`.
-        name: The file's.
+        name: The file's name.
         size: In bytes.
         sha256: In hexadecimal digits.
     """
@@ -88,8 +87,8 @@ async def serve_one(
         quota: How much; None for no bound.
 
     Raises:
-        TransferError: The request could not be fulfilled, which the client has been sent, or the
-            client failed, ended, or breaks the protocol.
+        TransferError: The request could not be fulfilled, which was reported to the client, or the
+            client failed, ended or broke the protocol.
         OSError: The connection broke.
     """
     try:
@@ -135,7 +134,7 @@ async def _send(exchange: Exchange, source: Source, size: int) -> str:
     try:
         await asyncio.wait([sending, hearing], return_when=asyncio.FIRST_COMPLETED)
         if hearing.done() and (not sending.done() or sending.exception() is not None):
-            await hearing  # which tells of the failure
+            await hearing  # which raises the failure
             raise TransferError(Reason.PROTOCOL, "the client said Done out of turn")
         return await sending
     finally:

@@ -26,7 +26,7 @@ def test_no_json(text: str | bytes) -> None:
 def test_no_whole_number(value: object) -> None:
     assert whole(0) == 0
     assert whole((1 << 64) - 1) == (1 << 64) - 1
-    with pytest.raises(ValueError, match="no whole number from 0"):
+    with pytest.raises(ValueError, match="not a whole number from 0"):
         whole(value)
 
 
@@ -36,5 +36,5 @@ def test_no_whole_number(value: object) -> None:
 def test_no_number(value: object) -> None:
     assert real(0, 0, 10) == 0.0
     assert real(10.0, 0, 10) == 10.0
-    with pytest.raises(ValueError, match="no number from 0 to 10"):
+    with pytest.raises(ValueError, match="not a number from 0 to 10"):
         real(value, 0, 10)

@@ -408,7 +408,7 @@ def test_the_dump_of_another_user_has_no_process_signaled(
         with monkeypatch.context() as patch:
             patch.setattr(os, "fstat", of_another)
             assert main(["top", str(path)]) == 1
-        assert "not of the user that owns the file" in capsys.readouterr().err
+        assert "does not belong to the owner of the file" in capsys.readouterr().err
         assert process.stdin is not None
         process.stdin.write(b"\n")
         process.stdin.close()
