@@ -1,12 +1,12 @@
 """The launcher of the fabric: ``aiordma-fabric``, or ``python -m aiordma_fabric``.
 
-It makes a folder for the run, with the library under the names of rdma-core's, and becomes the
-command.  So signals, the terminal and the exit status are the command's own.  A process beside it
-waits for its end, however that comes, and removes the folder.
+It makes a folder for the run, with the library under the names of rdma-core's libraries, and
+becomes the command.  So signals, the terminal and the exit status are the command's own.  A process
+beside it waits for its end, however that comes, and removes the folder.
 
-`docs/fabric.md` is the manual.  This module stands beside the package aiordma, whose import takes
-many times as long as all that is done here; for the same reason modules of the standard library
-are imported where they are needed.
+`docs/fabric.md` is the manual.  This module is not in the package aiordma, whose import takes many
+times as long as all that is done here; for the same reason modules of the standard library are
+imported where they are needed.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class FabricError(Exception):
     """The command could not be started over the fabric.
 
     Attributes:
-        exit_status: Of the command line for it.
+        exit_status: Exit status of the command line.
     """
 
     exit_status = _STATUS_FAILED
@@ -93,7 +93,7 @@ def profiles() -> list[str]:
 
 
 def profile_path(profile: str) -> str:
-    """The file of a profile; empty for `standard`, which departs from the book in nothing.
+    """The file of a profile; empty for `standard`, which the library itself has.
 
     Args:
         profile: A name, or the path of a file: with a slash, or with `.conf` at its end.
@@ -129,7 +129,7 @@ def _package(name: str) -> str:
 def environment(
     folder: str, profile: str = STANDARD, devices: int = 1, addresses: str = ""
 ) -> dict[str, str]:
-    """Make a folder for a run ready, and return the variables of its processes.
+    """Prepare a folder for a run, and return the variables of its processes.
 
     Args:
         folder: Empty; the processes have their sockets in it.
@@ -138,7 +138,7 @@ def environment(
         addresses: Those of the adapters, as for `--addresses`.
 
     Raises:
-        FabricError: The library is not there.
+        FabricError: The library is missing.
         UsageError: An argument is wrong.
     """
     library = _package("_fabric.so")
@@ -181,7 +181,7 @@ def _make_folder() -> str:
     """An empty folder whose path leaves room for the names of sockets.
 
     Raises:
-        FabricError: There is none.
+        FabricError: None can be made.
     """
     for parent in (os.environ.get("TMPDIR", ""), "/tmp", "/dev/shm", "/var/tmp"):
         folder = os.path.join(parent, f"fabric-{os.urandom(5).hex()}")
@@ -197,7 +197,7 @@ def _make_folder() -> str:
 
 
 def _remove_when_over(folder: str) -> None:
-    """Have a folder removed when this process has ended, whatever program it runs by then."""
+    """Have the folder removed when this process ends, whatever program it runs by then."""
     watched = os.pidfd_open(os.getpid())
     if middle := os.fork():
         os.close(watched)
@@ -206,7 +206,7 @@ def _remove_when_over(folder: str) -> None:
     try:
         # Out of reach of the terminal, and of a signal to the command's group: at once.
         os.setsid()
-        # No child of the command, which may wait for all of its own.
+        # Not a child of the command, which may wait for all its children.
         if os.fork() == 0:
             _watch(watched, folder)
     finally:
@@ -231,14 +231,14 @@ def _watch(watched: int, folder: str) -> None:
 
 
 def _become(command: Sequence[str], told: Mapping[str, str]) -> int:
-    """Become the command; return the exit status for it if that is not possible."""
+    """Become the command; return the exit status if that is not possible."""
     sys.stdout.flush()
     sys.stderr.flush()
     # The interpreter ignores them, and a signal that is ignored stays so in another program.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     former = dict(os.environ)
-    if told:  # a run of its own has nothing of one that this process may have been in before
+    if told:  # a new run: drop the variables of a run that this process may have been in before
         former = {name: value for name, value in former.items() if name not in _OPTIONAL}
     try:
         os.execvpe(command[0], list(command), {**former, **told})

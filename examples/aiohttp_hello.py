@@ -1,4 +1,4 @@
-"""aiohttp by RDMA.  Usage: aiohttp_hello.py (server ADDRESS [PORT] | client URL)."""
+"""aiohttp over RDMA.  Usage: aiohttp_hello.py (server ADDRESS [PORT] | client URL)."""
 
 import asyncio
 import signal
@@ -46,7 +46,7 @@ async def get(url: str) -> None:
 
 
 def main(role: str = "", where: str = "", port: str = "8080") -> None:
-    """Play the part."""
+    """Run the server or the client."""
     if role not in ("server", "client") or not where:
         print("usage: aiohttp_hello.py (server ADDRESS [PORT] | client URL)", file=sys.stderr)
         sys.exit(2)

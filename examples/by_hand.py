@@ -1,9 +1,9 @@
-"""A server of queue pairs that are brought up over TCP, such as those of by_hand_pyverbs.py.
+"""A server for queue pairs that are brought up over TCP, such as those of by_hand_pyverbs.py.
 
 Usage: by_hand.py HOST [PORT]
 
-Both sides say a line of JSON: the number of the queue pair, the first packet number and the GID. A
-message of the client comes back in capitals, until the client closes its TCP connection.
+Each side sends a line of JSON: the number of the queue pair, the first packet number and the GID.
+The client's messages come back in capitals, until the client closes its TCP connection.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ async def serve(
             mine = up.address
             words = {"qp_num": mine.qp_num, "psn": mine.psn, "gid": mine.gid.hex()}
             writer.write(json.dumps(words).encode() + b"\n")
-            await reader.read()  # until the client closes: the queue pair would not tell
+            await reader.read()  # until the client closes, which the queue pair would not report
         finally:
             qp.to_error()
             with contextlib.suppress(aiordma.CompletionError):

@@ -1,4 +1,4 @@
-"""A client of by_hand.py that is made with pyverbs: no aiordma, no asyncio, no connection manager.
+"""A client of by_hand.py in pyverbs: without aiordma, asyncio, or the connection manager.
 
 Usage: by_hand_pyverbs.py HOST PORT DEVICE GID_INDEX TEXT...
 
@@ -15,7 +15,7 @@ PSN = 7
 
 
 def main(host: str, port: str, device: str, gid_index: str, *texts: str) -> None:
-    """Have each text answered."""
+    """Send each text, and print the answer."""
     from pyverbs.addr import GID, AHAttr, GlobalRoute
     from pyverbs.cq import CQ
     from pyverbs.device import Context

@@ -1,9 +1,9 @@
-"""A chat over asyncio's streams, by RDMA: lines of text, for any number of clients.
+"""A chat over asyncio's streams and RDMA: lines of text, for any number of clients.
 
-A client says its name in its first line.  Each further line goes to all others, and so does the
+A client sends its name as its first line.  Each further line goes to all others, and so does the
 news that a client has come or left.  A client that reads slowly delays no other: the server keeps
-a bounded number of lines for each, waits in `drain` for that client alone, and lets it go when
-its lines are too many or it has taken nothing for a time.
+a bounded number of lines for each, waits in `drain` for that client alone, and drops it when too
+many lines wait or it has taken nothing for a time.
 
     chat.py serve [--host ADDRESS] [--port PORT]
     chat.py join  [--host ADDRESS] [--port PORT] NAME
@@ -42,16 +42,16 @@ class ChatError(Exception):
 
 
 class Guest:
-    """A client that has said its name."""
+    """A client that has sent its name."""
 
     def __init__(self, name: str, writer: asyncio.StreamWriter) -> None:
         self.name = name
-        self.why = ""  # it has left, if not by itself
+        self.why = ""  # why it has left, unless by itself
         self._writer = writer
         self._lines = asyncio.Queue[str](MAX_WAITING)
 
     def tell(self, line: str) -> None:
-        """Send a line soon; a client that has not taken the others is let go."""
+        """Send a line soon; a client with too many waiting lines is let go."""
         try:
             self._lines.put_nowait(line)
         except asyncio.QueueFull:
@@ -100,7 +100,7 @@ class Room:
         except TimeoutError:
             writer.write(b"! no name was said\n")
         except ConnectionError:
-            pass  # it has gone before it has said its name
+            pass  # it has gone before sending its name
         finally:
             writer.close()
 
@@ -163,7 +163,7 @@ async def serve(host: str, port: int) -> None:
 class Keys:
     """The lines of standard input, which a thread reads; at most 64 are kept.
 
-    The thread reads without a buffer, of which no lock is held then when the program ends.
+    The thread reads without a buffer, whose lock it could hold when the program ends.
     """
 
     def __init__(self) -> None:
@@ -228,7 +228,7 @@ def parse_arguments() -> argparse.Namespace:
     """Return the options; a mistake ends the program with status 2."""
     parser = argparse.ArgumentParser(description="A chat over RDMA.")
     commands = parser.add_subparsers(dest="command", required=True)
-    server = commands.add_parser("serve", help="keep the conversation until Ctrl-C")
+    server = commands.add_parser("serve", help="host the conversation until Ctrl-C")
     client = commands.add_parser("join", help="take part in it")
     for command, host in ((server, "0.0.0.0"), (client, "10.80.0.1")):
         command.add_argument("--host", default=host, help="default: %(default)s")

@@ -1,12 +1,12 @@
 """Copy files from one process to another by RDMA WRITE, with progress and a checksum.
 
 The receiver exposes a window of a few chunks.  The sender reads the file into registered memory of
-its own, and writes chunk after chunk into the window; the immediate of each write tells the
-receiver that the chunk is there, which writes it to the disk and says that its place is free.  So
-several chunks are on their way at a time, and none is copied by the processor on the way.  At the
-end the SHA-256 of both sides is compared.  Until then the receiver keeps the bytes in
-a file `.*.part`, which is removed after any failure: under its name there is the whole
-file, or the file of before.
+its own, and writes chunk after chunk into the window.  The immediate of each write tells the
+receiver that the chunk has arrived; the receiver writes it to the disk, and reports that its place
+is free.  So several chunks are on their way at a time, and the processor copies none of them.  At
+the end the SHA-256 of both sides is compared.  Until then the receiver keeps the bytes in a file
+`.*.part`, which is removed after any failure: under the file's name there is always a whole file,
+the new one or the old.
 
     copy_file.py receive [--host ADDRESS] [--port PORT] [FOLDER]
     copy_file.py send    [--host ADDRESS] [--port PORT] FILE...
@@ -133,7 +133,7 @@ async def receive(folder: Path, conn: aiordma.Connection) -> None:
 
 
 async def refuse(conn: aiordma.Connection, words: str) -> None:
-    """Tell the sender, and wait until it has gone: chunks of it may be under way."""
+    """Tell the sender, and wait until it has gone: chunks may be under way."""
     await conn.send(json.dumps({"error": words}).encode())
     with suppress(ConnectionError):
         async for _ in conn:
@@ -152,7 +152,7 @@ async def serve(host: str, port: int, folder: Path) -> None:
 
 
 class Progress:
-    """Tells how much of a file was sent: in a line on a terminal, else in one for each tenth."""
+    """Shows how much of a file was sent: in one line on a terminal, else in a line per tenth."""
 
     def __init__(self, name: str, size: int) -> None:
         self._name, self._size, self._shown = name, size, 0
@@ -241,8 +241,8 @@ async def send(host: str, port: int, paths: list[Path]) -> None:
             except CopyError as error:
                 raise CopyError(f"{path}: {error}") from error
             except (ConnectionError, aiordma.CompletionError) as error:
-                # A write tells by itself that the receiver's adapter does not answer, or that the
-                # kernel has taken the memory of a receiver that was killed.
+                # A write also fails if the receiver's adapter does not answer, or if the kernel has
+                # taken the memory of a receiver that was killed.
                 raise CopyError(f"{path}: the receiver is gone: {error}") from error
 
 

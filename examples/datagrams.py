@@ -30,7 +30,7 @@ class Print(asyncio.DatagramProtocol):
         self.arrived.put_nowait(data)
 
     def error_received(self, exc: Exception) -> None:
-        """Some could not be sent."""
+        """Report datagrams that could not be sent."""
         print("lost:", exc)
 
 

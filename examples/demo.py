@@ -5,9 +5,9 @@
 
 The server (demo_server.py, where the conversation is written down) is a process of its own.  This
 process is the client: it sends the file in messages of 1 MiB, gets the server's digest of them, and
-then measures round trips.  Then it does the same over TCP, on the same machine and event loop, so
-that each figure has one to compare it with.  The exit status is 0 only if the file arrived whole
-both times, and both processes ended well within the time limit.
+then measures round trips.  Then it does the same over TCP, on the same machine and event loop, for
+comparison.  The exit status is 0 only if the file arrived whole both times, and both processes
+ended well within the time limit.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Result:
         return self.size / self.seconds / (1 << 20)
 
     def latency_us(self, percent: int) -> float:
-        """Round trip that `percent` of all did not exceed."""
+        """The round trip that `percent` of all did not exceed."""
         ordered = sorted(self.round_trips_us)
         return ordered[math.ceil(len(ordered) * percent / 100) - 1]
 
@@ -95,7 +95,7 @@ def find_address() -> str:
 
 
 def is_served(address: str) -> bool:
-    """Whether `address` belongs to a device whose port is active; OSError if to none."""
+    """Whether `address` belongs to a device whose port is active; OSError if to no device."""
     if address.startswith("127."):  # the kernel would take any device for it
         return False
     with closing(cm.EventChannel()) as channel, closing(cm.ConnectionId(channel)) as cm_id:
@@ -216,10 +216,11 @@ async def measure(conn: Ends, over: str, options: argparse.Namespace) -> Result:
 async def run(
     options: argparse.Namespace, address: str
 ) -> tuple[dict[str, Any], Result, Result | None]:
-    """Run server and client; the time limit holds for all of it.
+    """Run server and client, within the time limit.
 
     Returns:
-        The path over RDMA, what was measured there, and over TCP: None if TCP has no such address.
+        The path over RDMA, what was measured there, and what over TCP: None if TCP has no such
+        address.
     """
     path, over_tcp = {}, None
     async with (

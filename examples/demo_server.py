@@ -1,7 +1,7 @@
 """The server process of demo.py: takes a file, says whether it arrived whole, then echoes.
 
-It serves one client over RDMA, and then one over TCP, so that the figures stand beside each other.
-The conversation is the same, one line a message:
+It serves one client over RDMA, and then one over TCP, for comparison.  The conversation is the
+same; each line here is a message:
 
     client  {"name": ..., "size": ...}     what will come, in JSON
     client  chunk, chunk, ...              `size` bytes altogether
@@ -28,9 +28,9 @@ LENGTH = struct.Struct("!I")
 
 
 class TcpMessages:
-    """Messages over a TCP connection, by the calls of a Connection: the length, then the bytes."""
+    """Messages over TCP, by the methods of a Connection: the length, then the bytes."""
 
-    #: Of the reader, which then takes a message of the demo without a stop.
+    #: Limit of the reader, which then takes a message of the demo without a stop.
     LIMIT = 2 << 20
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""httpx by RDMA, asking the server of aiohttp_hello.py.  Usage: httpx_get.py URL."""
+"""httpx over RDMA, asking the server of aiohttp_hello.py.  Usage: httpx_get.py URL."""
 
 import asyncio
 import sys

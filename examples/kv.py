@@ -1,10 +1,10 @@
-"""A key-value store for numpy arrays: messages tell where a value is, RDMA READ fetches it.
+"""A key-value store for numpy arrays: messages say where a value is, RDMA READ fetches it.
 
 The server keeps all values in a single piece of memory, registered once, which it exposes to each
-client for reading.  A client that gets a key asks where the value is, reads it out of the server's
-memory into its own array, while the server's program does something else, and says that it has it.
-Until then the place is held: a value that is replaced meanwhile goes to another place, so that
-no client ever sees parts of two values.
+client for reading.  To get a key, a client asks where the value is, reads it out of the server's
+memory into its own array, without the server's program, and reports that it has it.  Until then
+the place is held: a value that is replaced meanwhile goes to another place, so that no client ever
+sees parts of two values.
 
     kv.py serve [--host ADDRESS] [--port PORT] [--memory MIB] [--device NAME]
     kv.py put KEY NUMBER...         kv.py put KEY --file ARRAY.npy
@@ -44,7 +44,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 ALIGNMENT = 64
 MAX_KEY = 1000  # characters
-MAX_LINE = 65536  # bytes of the line of a request
+MAX_LINE = 65536  # bytes of a request's line
 MAX_HELD = 64  # values that a client reads at a time
 RAW_KINDS = "biufcSUmM"  # arrays of these are bytes, and no references to Python objects
 
@@ -94,7 +94,7 @@ class Store:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that no value has, in all gaps."""
+        """Bytes that no value takes, in all gaps together."""
         return sum(length for _, length in self._free)
 
     def allocate(self, size: int, dtype: str, shape: list[int]) -> Value:
@@ -233,7 +233,7 @@ class Session:
 
 
 async def talk(store: Store, memory: aiordma.Memory, conn: aiordma.Connection) -> None:
-    """Serve a client, to which `memory` has the bytes of the store."""
+    """Serve a client; `memory` has the bytes of the store."""
     await Session(store, memory, conn).run()
 
 
@@ -269,7 +269,7 @@ class Client:
 
     Args:
         conn: The connection.
-        memory: The memory of the store, as the server has told it.
+        memory: The memory of the store, as the server has named it.
     """
 
     def __init__(self, conn: aiordma.Connection, memory: aiordma.RemoteRegion) -> None:
@@ -323,8 +323,8 @@ class Client:
         Raises:
             StoreError: No such key, or the bytes were damaged.
             ConnectionError: The server is gone.
-            CompletionError: The same: its host or the way to it is gone, or it has ended and lost
-                its memory before its connections.
+            CompletionError: The same: its host does not answer, or its memory went before its
+                connections when it ended.
         """
         value = await self._ask(do="get", key=key)
         array = np.empty(value["shape"], np.dtype(value["dtype"]))

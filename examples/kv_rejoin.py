@@ -1,12 +1,12 @@
-"""A KV cache that is read by RDMA, whose server may be killed: clients rejoin by names.
+"""A KV cache that clients read by RDMA, and find again by names after its server was killed.
 
-The server has blocks in a piece of memory, and tells a client that asks by a block's name where it
-is: a `RemoteRegion`.  Clients keep what they were told, and read blocks as often as they like,
-without the server's program.  When the server is killed and starts again, at the same address, its
-memory is another, and its blocks may have changed.  A client finds its connection lost, connects
-again, and goes on with the regions that it knows: each is of an earlier life of the server, which
-`StaleRegionError` says before anything is read, and so the client asks for the block again.  No
-client ever reads anything but the block of that name, of the life that it was told.
+The server has blocks in a piece of memory.  A client asks for a block by its name, and is told
+where it is: a `RemoteRegion`.  Clients keep these regions, and read blocks as often as they like,
+without the server's program.  When the server is killed and starts again, at the same address, it
+has other memory, and its blocks may have changed.  A client then loses its connection, connects
+again, and goes on with the regions that it has.  As they are of an earlier life of the server, a
+read raises `StaleRegionError` before anything is read, and the client asks for the block again.  So
+no client ever reads anything but the block of that name, of the life that it was told.
 
     kv_rejoin.py serve [--host ADDRESS] [--port PORT]
     kv_rejoin.py read [--host ADDRESS] [--port PORT] [--rejoin TIMES] [--count READS]
@@ -46,7 +46,7 @@ def content(life: str, name: str) -> bytes:
 
 
 async def serve(args: argparse.Namespace) -> None:
-    """Tell each client where the blocks are, for ever."""
+    """Tell clients where the blocks are, until Ctrl-C."""
     life = os.urandom(4).hex()
 
     async def answer(conn: aiordma.Connection) -> None:
@@ -57,7 +57,7 @@ async def serve(args: argparse.Namespace) -> None:
                 region = cache[place : place + BLOCK]
                 await conn.send([life.encode(), region.to_bytes()])
 
-    # The peers may read all of the memory, on adapters that cannot hold them to less, too.
+    # The peers may read all of the memory, also on adapters that cannot restrict them to less.
     async with aiordma.Memory(BLOCKS * BLOCK, trusted=Access.REMOTE_READ) as memory:
         for number, name in enumerate(NAMES):
             memory.view[number * BLOCK : (number + 1) * BLOCK] = content(life, name)
@@ -70,7 +70,7 @@ async def serve(args: argparse.Namespace) -> None:
 
 
 class Cache:
-    """What a client knows of the server's blocks, in whatever life."""
+    """What a client knows of the server's blocks, from any of its lives."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[bytes, aiordma.RemoteRegion]] = {}
@@ -124,21 +124,21 @@ async def read(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Play the part."""
+    """Run the server or a reader."""
     parser = argparse.ArgumentParser(
         prog="kv_rejoin.py", description="Read a KV cache, and rejoin."
     )
     parts = parser.add_subparsers(required=True, metavar="serve | read")
-    for part, text in ((serve, "own the cache"), (read, "read blocks of a server")):
+    for part, text in ((serve, "own the cache"), (read, "read the blocks of a server")):
         options = parts.add_parser(part.__name__, help=text)
         options.set_defaults(part=part)
         options.add_argument("--host", default="0.0.0.0" if part is serve else "10.80.0.1")
         options.add_argument("--port", type=int, default=18525)
     options = parts.choices["read"]
     options.add_argument(
-        "--rejoin", type=int, default=1, help="read until it has rejoined so often"
+        "--rejoin", type=int, default=1, help="read until it has rejoined this often"
     )
-    options.add_argument("--count", type=int, default=1000, help="and so many blocks more")
+    options.add_argument("--count", type=int, default=1000, help="and then so many more blocks")
     options.add_argument("--patience", type=float, default=60.0, help="seconds without the server")
     args = parser.parse_args()
     asyncio.run(args.part(args))

@@ -1,14 +1,14 @@
 """A KV cache that a prefill process writes into the memory of a decode process, block by block.
 
-So do NIXL and Mooncake, the transfer engines of servers for language models: the queue pairs are
-brought up over a TCP connection of the program, which then carries the requests. The decode process
-chooses blocks of its cache for each request; the prefill process computes a layer after the other,
-and writes each into those blocks by RDMA WRITE while it computes the next. The last write carries
-the number of the request as an immediate: that wakes the task that waits for it. Here the bytes of
-a layer are made up, and the decode process checks each of them.
+NIXL and Mooncake, the transfer engines of servers for language models, work like this. The queue
+pairs are brought up over a TCP connection of the program, which then carries the requests. The
+decode process chooses blocks of its cache for each request; the prefill process computes one layer
+after another, and writes each into those blocks by RDMA WRITE while it computes the next. The last
+write carries the number of the request as an immediate, which wakes the task that waits for it.
+Here the bytes of a layer are made up, and the decode process checks all of them.
 
-InfiniBand or RoCE; iWARP has no queue pairs that are brought up by hand. On a machine without a
-device:
+It needs InfiniBand or RoCE: on iWARP only the connection manager connects queue pairs. On a machine
+without a device:
 
     python -m aiordma_softroce -- bash -c '
         python examples/kv_transfer.py decode &
@@ -101,7 +101,7 @@ class Decode:
         self._waiting: dict[int, asyncio.Future[None]] = {}
 
     async def run(self, reader: asyncio.StreamReader, requests: int) -> None:
-        """Have so many requests computed, as many at a time as the cache has blocks for."""
+        """Have `requests` requests computed, as many at a time as the cache has blocks for."""
         end = self._end
         up = BringUp(end.qp)
         end.qp.post_recv([RecvWR(0) for _ in range(NOTICES)])
@@ -154,7 +154,7 @@ class Decode:
                 arrived.set_result(None)
 
     async def _watch(self, reader: asyncio.StreamReader) -> None:
-        """Only the TCP connection tells that the peer is gone: a queue pair would wait for ever."""
+        """Watch for the end of the TCP connection: a queue pair would wait for ever."""
         async for _ in lines(reader):
             pass
         for arrived in self._waiting.values():
@@ -192,8 +192,8 @@ async def compute(end: End, where: dict[str, Any], number: int, blocks: list[int
         for block in blocks:
             start = place(layer, block)
             end.cache.view[start : start + BLOCK] = content(number, layer, block)
-        # One doorbell and one completion for a layer. The adapter keeps the order, so that the
-        # immediate of the last write says that all of them have arrived.
+        # One doorbell and one completion per layer. The adapter keeps the order, so the immediate
+        # of the last write says that all of them have arrived.
         writes = [
             SendWR(
                 sg_list=[SGE(end.cache, place(layer, block), BLOCK)],
@@ -229,7 +229,7 @@ async def prefill(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Play the part."""
+    """Run the decode or the prefill process."""
     parser = argparse.ArgumentParser(prog="kv_transfer.py", description="Transfer a KV cache.")
     parts = parser.add_subparsers(required=True, metavar="decode | prefill")
     for part, text in ((decode, "own the cache"), (prefill, "fill the cache of a decode process")):

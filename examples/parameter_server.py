@@ -1,12 +1,12 @@
 """A parameter server: workers read the parameters and write their gradients, all one-sided.
 
-The server exposes the parameters to each worker for reading, and to each worker a slot of its own
-for its gradient.  In each round a worker gets a message, reads the parameters by RDMA READ,
-computes, and writes its gradient into its slot by RDMA WRITE, whose immediate tells the server
-that it is there.  When all workers have written, the server averages and makes a step.  A worker
-that is lost, or late by `--patience`, is left out from then on; others may join at any time.
+The server exposes to each worker the parameters for reading, and a slot of its own for its
+gradient.  In each round a worker gets a message, reads the parameters by RDMA READ, computes, and
+writes its gradient into its slot by RDMA WRITE, whose immediate tells the server that it has
+arrived.  When all workers have written, the server averages and makes a step.  A worker that is
+lost, or late by `--patience`, is left out from then on; others may join at any time.
 
-The problem is a linear regression of which each worker has data of its own.
+The problem is a linear regression, for which each worker has its own data.
 
     parameter_server.py serve [--workers N] [--rounds N] [--size N] [--patience SECONDS]
     parameter_server.py work
@@ -35,7 +35,7 @@ Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
 
 SAMPLES = 4000  # of each worker
 NOISE = 0.01
-RATE = 0.3  # of the gradient that a step goes
+RATE = 0.3  # the part of the gradient that a step takes
 END = b"end"
 
 
@@ -51,7 +51,7 @@ class Worker:
     number: int
     conn: aiordma.Connection
     gradient: Vector
-    written: int = 0  # the last round of which the gradient is there
+    written: int = 0  # the last round whose gradient has arrived
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Training:
         self.parameters: Vector = np.zeros(self.size, np.float32)
 
     async def talk(self, conn: aiordma.Connection) -> None:
-        """Have a worker, until it is lost or the training has ended."""
+        """Serve a worker, until it is lost or the training has ended."""
         self.joined += 1
         worker = Worker(self.joined, conn, np.zeros(self.size, np.float32))
         async with (
@@ -184,7 +184,7 @@ class Data:
 
 
 async def work(host: str, port: int) -> None:
-    """Compute gradients until the server says that it is enough.
+    """Compute gradients until the server ends the training.
 
     Raises:
         PeerGoneError, CompletionError: The server is gone before.
@@ -244,8 +244,8 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)  # as shells have it for Ctrl-C
     except (aiordma.PeerGoneError, aiordma.CompletionError) as error:
-        # A read or write tells by itself that the server's adapter does not answer, or that the
-        # kernel has taken the memory of a server that was killed.
+        # A read or write also fails if the server's adapter does not answer, or if the kernel has
+        # taken the memory of a server that was killed.
         sys.exit(f"parameter_server: the server is gone: {error}")
     except (OSError, ValueError) as error:
         sys.exit(f"parameter_server: {error}")

@@ -1,4 +1,4 @@
-"""A service of remote calls over requests, with JSON, and a client with a pool of connections.
+"""Remote procedure calls in JSON over requests, and a client with a pool of connections.
 
 Usage: rpc.py (server | client) [HOST] [PORT]
 """
@@ -31,7 +31,7 @@ METHODS: dict[str, Callable[..., Awaitable[object]]] = {"add": add, "sleep": sle
 
 
 async def handle(request: aiordma.Request) -> bytes:
-    """Serve one call; an exception here is a RequestError of the caller's `request`."""
+    """Serve one call; an exception here becomes a RequestError of the caller's `request`."""
     method, arguments = json.loads(bytes(request.body))
     if method not in METHODS:
         raise aiordma.RequestUnknownError(f"no method {method!r}")
@@ -39,18 +39,18 @@ async def handle(request: aiordma.Request) -> bytes:
 
 
 async def serve(host: str = "0.0.0.0", port: str = "18516") -> None:
-    """Serve until Ctrl-C; calls that are under way then have ten seconds to end."""
+    """Serve until Ctrl-C; calls that are under way then get ten seconds to end."""
     async with aiordma.serve_requests(handle, host, int(port), signals=True) as server:
         print("listening on", *server.sockname, flush=True)
         await server.serve_forever()
 
 
 async def call(pool: aiordma.Pool, method: str, *arguments: Any, timeout: float = 10) -> Any:
-    """Call a method of the server.  These methods may be called twice, so that a call is retried.
+    """Call a method of the server.  These methods may be called twice, so calls are retried.
 
     Raises:
-        aiordma.RequestError: The method has failed, or there is none.
-        TimeoutError: No answer in time.
+        aiordma.RequestError: The method has failed, or does not exist.
+        TimeoutError: There was no answer in time.
     """
     body = json.dumps([method, arguments]).encode()
     with await pool.request(body, timeout=timeout, idempotent=True) as answer:
@@ -72,7 +72,7 @@ async def ask(host: str = "10.80.0.1", port: str = "18516") -> None:
 
 
 def main(role: str = "", *where: str) -> None:
-    """Play the part."""
+    """Run the server or the client."""
     parts = {"server": serve, "client": ask}
     if role not in parts:
         print("usage: rpc.py (server | client) [HOST] [PORT]", file=sys.stderr)

@@ -3,8 +3,8 @@
     rping -s -v -a HOST             python rping.py client HOST
     python rping.py server HOST     rping -c -v -V -C 3 -a HOST
 
-A peer that is not aiordma: `raw=True` leaves messages as they are, a `RemoteRegion` is made of the
-peer's numbers, and `expose` gives the numbers that the peer wants to hear.
+For a peer that is not aiordma, `raw=True` leaves messages as they are, a `RemoteRegion` is made
+from the peer's numbers, and `expose` gives the numbers that the peer needs.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ RIGHTS = Access.REMOTE_READ | Access.REMOTE_WRITE
 
 
 async def ping(conn: aiordma.Connection, text: bytes) -> bytes:
-    """Show the peer a text, which it reads, and a place, where it writes it."""
+    """Show the peer a text to read, and a place to write it to."""
     source, sink = bytearray(text), bytearray(len(text))
     async with conn.expose(source, read=True) as there, conn.expose(sink, write=True) as back:
         for region in (there, back):

@@ -1,4 +1,4 @@
-"""Echo over asyncio's streams, or over a protocol, by RDMA.
+"""Echo over RDMA, by asyncio's streams or by a protocol.
 
 Usage: stream_echo.py (server | protocol-server | client) [ADDRESS] [PORT]
 """
@@ -24,7 +24,7 @@ class Echo(asyncio.Protocol):
     """The same as a protocol."""
 
     def connection_made(self, transport: Any) -> None:
-        """Keep the transport; ours is an ordinary one of asyncio."""
+        """Keep the transport, which has asyncio's methods."""
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
@@ -56,7 +56,7 @@ async def ask(host: str, port: int) -> None:
 
 
 def main(role: str = "", host: str = "10.80.0.1", port: str = "7000") -> None:
-    """Play the part."""
+    """Run a server or the client."""
     if role not in ("server", "protocol-server", "client"):
         print(
             "usage: stream_echo.py (server | protocol-server | client) [ADDRESS] [PORT]",

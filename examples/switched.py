@@ -1,4 +1,4 @@
-"""asyncio's own calls, by RDMA because of the event loop.  Usage: switched.py ADDRESS."""
+"""asyncio's own calls, over RDMA because of the event loop.  Usage: switched.py ADDRESS."""
 
 import asyncio
 import logging

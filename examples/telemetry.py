@@ -1,16 +1,15 @@
 """Telemetry: readings of a machine for any number of subscribers, each of which gets the newest.
 
 A publisher takes readings at a fixed rate.  A subscriber lets one message wait at its side
-(`recv_depth=1`), and for one that is slow the publisher keeps one more: the newest.  So a slow
-subscriber sees fewer readings, and none is older than the time that it has spent on the one before,
-and the time between two readings.  It delays neither the publisher nor the others, and one that is
-lost harms nobody.
+(`recv_depth=1`), and for a slow subscriber the publisher keeps one more: the newest.  So a slow
+subscriber sees fewer readings, none older than the time that it spent on the previous one plus the
+time between two readings.  Slow and lost subscribers delay neither the publisher nor the others.
 
     telemetry.py publish   [--host ADDRESS] [--port PORT] [--rate HZ]
     telemetry.py subscribe [--host ADDRESS] [--port PORT] [--count N] [--work SECONDS]
 
-`--work` is how long a subscriber works on a reading.  Ctrl-C ends both; the publisher tells of each
-subscriber that leaves how many readings it was sent.
+`--work` is how long a subscriber works on a reading.  Ctrl-C ends both; when a subscriber leaves,
+the publisher prints how many readings it was sent.
 Without RDMA hardware, in one command:
 
     python -m aiordma_softroce -- bash -c '
@@ -46,7 +45,7 @@ class Publisher:
         self._subscribers = aiordma.Broadcast(slow="latest")
 
     async def serve(self, conn: aiordma.Connection) -> None:
-        """Have a subscriber until it leaves."""
+        """Serve a subscriber until it leaves."""
         name = "{}:{}".format(*conn.get_extra_info("peername"))
         try:
             self._subscribers.add(conn)
@@ -86,7 +85,7 @@ async def publish(host: str, port: int, rate: float) -> None:
 
 
 async def subscribe(host: str, port: int, count: int, work: float) -> None:
-    """Print how old so many readings are, and how many were missed; 0: until Ctrl-C."""
+    """Print how old `count` readings are, and how many were missed; 0: until Ctrl-C."""
     async with aiordma.connect(host, port, config=CONFIG) as conn:
         last, oldest, seen, missed = 0, 0.0, 0, 0
         async for message in conn:
@@ -108,7 +107,7 @@ async def subscribe(host: str, port: int, count: int, work: float) -> None:
 
 def parse_arguments() -> argparse.Namespace:
     """Return the options; a mistake ends the program with status 2."""
-    parser = argparse.ArgumentParser(description="Readings for subscribers, by RDMA.")
+    parser = argparse.ArgumentParser(description="Readings for subscribers, over RDMA.")
     commands = parser.add_subparsers(dest="command", required=True)
     publisher = commands.add_parser("publish", help="take readings until Ctrl-C")
     subscriber = commands.add_parser("subscribe", help="receive them")

@@ -1,4 +1,4 @@
-"""A TLS 1.3 session by RDMA, with a certificate made for it.  Usage: tls_echo.py [ADDRESS]."""
+"""A TLS 1.3 session over RDMA, with a certificate made for it.  Usage: tls_echo.py [ADDRESS]."""
 
 import asyncio
 import ssl
