@@ -6,7 +6,7 @@ without the server's program.  When the server is killed and starts again, at th
 has other memory, and its blocks may have changed.  A client then loses its connection, connects
 again, and goes on with the regions that it has.  As they are of an earlier life of the server, a
 read raises `StaleRegionError` before anything is read, and the client asks for the block again.  So
-no client ever reads anything but the block of that name, of the life that it was told.
+no client ever reads another block, or that of another life.
 
     kv_rejoin.py serve [--host ADDRESS] [--port PORT]
     kv_rejoin.py read [--host ADDRESS] [--port PORT] [--rejoin TIMES] [--count READS]

@@ -140,7 +140,7 @@ class Echo:
         """The place of a client to which memory is exposed.
 
         Args:
-            address: Of the client.
+            address: The client's address.
 
         Returns:
             0; or, if there is no place, the number of clients that have all of them.
@@ -194,7 +194,7 @@ class Orders:
         leases: Ends with the connection.
 
     Attributes:
-        takes: Whether the next message is no order, but to be looked at.
+        takes: Whether the next message is not an order, but to be looked at.
     """
 
     def __init__(

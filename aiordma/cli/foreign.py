@@ -12,7 +12,7 @@ from typing import Any
 
 __all__ = ["parsed", "real", "shown", "whole"]
 
-#: Of a whole number that a counter may have.
+#: The largest number that a counter may have.
 MOST = (1 << 64) - 1
 
 

@@ -25,8 +25,8 @@ class Gid:
     Attributes:
         device: Name of the device.
         port: Its port, from 1.
-        index: Of the entry.
-        gid: As an IPv6 address in its short form.
+        index: Index of the entry.
+        gid: The GID as an IPv6 address in its short form.
         type: `RoCE v1`, `RoCE v2`, `InfiniBand`, or `iWARP`, whose entry is a MAC address.
         ipv4: The IPv4 address that the GID is made of; None for another.
         netdev: The network interface; None if none is known.

@@ -69,7 +69,7 @@ class Tally:
     Attributes:
         sent: Messages that were to be sent.
         lost: Those of them without a good answer in time.
-        times_ms: Of each answer.
+        times_ms: Milliseconds that each answer took.
     """
 
     sent: int = 0
@@ -88,7 +88,7 @@ class Tally:
 
     @property
     def loss_percent(self) -> float:
-        """Of the messages whose fate is known."""
+        """Percentage lost of the messages whose fate is known."""
         known = self.lost + self.answered
         return 100 * self.lost / known if known else 0.0
 

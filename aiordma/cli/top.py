@@ -146,7 +146,7 @@ class DumpSource:
             with open(os.open(self._path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
                 found = os.fstat(file.fileno())
                 if not stat.S_ISREG(found.st_mode):
-                    raise NoSnapshotError(f"{self._path} is no file")
+                    raise NoSnapshotError(f"{self._path} is not a file")
                 if found.st_size > _MOST_BYTES:
                     raise NoSnapshotError(f"{self._path} is too large")
                 data = file.read(_MOST_BYTES)

@@ -39,8 +39,8 @@ class ConnectionEvent(Uncopied):
         rnr_retry_count: Retries that the peer wants of this side when it has no receive posted.
         qp_num: The peer's queue pair; 0xFFFFFF for a multicast group.
         qkey: The key that the datagrams to it need; 0 for connections.
-        ah_attr: The way to the peer, for an `AddressHandle`: of a datagram service when it is
-            ESTABLISHED, of a group after MULTICAST_JOIN; else None.
+        ah_attr: The way to a datagram service (ESTABLISHED) or a group (MULTICAST_JOIN), for an
+            `AddressHandle`; else None.
     """
 
     __slots__ = (

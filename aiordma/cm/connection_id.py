@@ -320,7 +320,7 @@ class ConnectionId(Resource):
 
         Raises:
             ValueError: The address is not numeric, or the port is out of range.
-            OSError: EADDRINUSE, the port is taken; EADDRNOTAVAIL, it is no address of this
+            OSError: EADDRINUSE, the port is taken; EADDRNOTAVAIL, it is not an address of this
                 machine; ENODEV, no RDMA device has it.
         """
         sockaddr = ffi.cast("struct sockaddr *", keep := to_sockaddr(address))
@@ -611,7 +611,7 @@ class ConnectionId(Resource):
         Args:
             param: Depths and retries; without meaning for datagrams.
             private_data: At most 56 bytes on InfiniBand and RoCE, 180 for datagrams; 255 on
-                iWARP, of which peers on software iWARP take 251.
+                iWARP, or 251 if the peer is on software iWARP.
             timeout: Seconds; the kernel's own limit is about 98.
             qp_num: Number of a queue pair that is not the id's own, in INIT.
 

@@ -18,7 +18,7 @@ def find_device(name: str | None) -> Any:
     Blocks while librdmacm opens the devices of the machine; they stay open.
 
     Args:
-        name: Of the device; None for the only device.
+        name: Name of the device; None for the only device.
 
     Raises:
         LibraryMissingError: rdma-core is not installed.

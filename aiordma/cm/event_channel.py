@@ -427,8 +427,8 @@ class EventChannel(Resource):
         """Iterate over the events that wait and all later ones; they need no acknowledgement.
 
         Each event is read once, by an iterator or by `get_event`.  Events that an iterator has not
-        read when the program leaves it are there for the next reader.  When no event can come any
-        more, it raises as `get_event` does.
+        read when the program leaves it are there for the next reader.  The iteration ends when the
+        channel is closed or has failed; beginning one then raises as `get_event` does.
         """
         self._require()
         if self._over is None or not self._kept:

@@ -88,7 +88,7 @@ def advance(
 ) -> None:
     """Move `qp` through the states `first` to `last` with the connection's attributes.
 
-    `requested` tells whether the id stands for a request that is not answered yet.
+    `requested` says whether the id stands for a request that is not answered yet.
 
     Raises:
         ConnectionAbortedError: The client has left: there is nothing to propose for its request.

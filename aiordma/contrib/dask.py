@@ -378,7 +378,7 @@ class RdmaComm(Comm):
         return frames
 
     def _check(self, size: int) -> None:
-        """Refuse (ValueError) a message of too many bytes, of a peer that has not shaken hands."""
+        """Refuse (ValueError) too large a message from a peer that has not shaken hands."""
         if self._most_bytes is not None and size > self._most_bytes:
             msg = f"{size} bytes before the handshake"
             raise ValueError(msg)
@@ -400,7 +400,7 @@ class RdmaComm(Comm):
             The memory, which is writable.
 
         Raises:
-            ValueError: The messages of the peer are no pieces of so many bytes.
+            ValueError: The peer's messages do not add up to that many bytes.
         """
         memory = _FRAMES.take(size)
         filled = 0

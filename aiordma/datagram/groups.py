@@ -29,7 +29,7 @@ class Groups:
         )
 
     async def join(self, host: str, *, send_only: bool, timeout: float) -> ConnectionEvent:
-        """Become a member; a member that only sends becomes a full member at need."""
+        """Become a member; a member that only sends becomes a full member if needed."""
         with Limit(timeout, f"joining the group {host}", _HINT):
             async with self._one:
                 cm_id = self._port.cm_id

@@ -233,7 +233,7 @@ class DatagramPort(AdapterSide):
         first = completion_error(
             record[1], operation=self._operation(sub), vendor_err=record[3], qp_num=record[6]
         )
-        # Soft-RoCE flushes even the request that failed, so that its status is no reason.
+        # Soft-RoCE flushes even the request that failed, so its status does not show the reason.
         text = f"a datagram could not leave ({first.status_name}): `ip link`, `ip route`"
         cause = errno_error(errno.ENETDOWN, text)
         cause.__cause__ = first

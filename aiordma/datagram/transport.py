@@ -163,7 +163,7 @@ class RdmaDatagramTransport(Uncopied, transports._FlowControlMixin, asyncio.Data
         program listens, are reported to the protocol's `error_received`.
 
         Raises:
-            TypeError: `data` is not bytes-like, or `addr` is no address.
+            TypeError: `data` is not bytes-like, or `addr` is not an address.
             ValueError: There is no address, or the endpoint is connected to another address.
             MessageTooLargeError: `data` is longer than the port's MTU; it is also a ValueError.
             RuntimeError: The transport's loop runs in another thread; so for all calls here.

@@ -192,7 +192,7 @@ def start(
     if loop.is_closed() or (background is not None and background.ended):
         return None
     task = loop.create_task(function(), context=context)
-    # A loop that is closed without the generator is no fault of the program's.  asyncio itself sets
+    # That a loop is closed without the generator is not the program's fault.  asyncio itself sets
     # this attribute for the same purpose.
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     if background is None:

@@ -39,8 +39,8 @@ class Mapping(NamedTuple):
     """The contents of a slot.
 
     Attributes:
-        offset: Number by which the peer names the first byte; first and last byte have 0 to
-            2**63 - 1.
+        offset: The peer's number for the first byte; the first and the last byte have numbers from
+            0 to 2**63 - 1.
         addr: Address of the first byte in the publisher's address space.
         key: Remote key.
         length: Bytes; 0 in a table means that the slot is empty.

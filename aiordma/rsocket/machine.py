@@ -56,7 +56,7 @@ __all__ = ["Machine", "Place"]
 
 _BIG_ENDIAN = sys.byteorder == "big"
 _TABLE_SIZE = TABLE_LENGTH * DESCRIPTOR_SIZE
-# Control words that a peer may send before its private data are taken; mostly it is a single word.
+# Control words that a peer may send before its private data are taken; usually it is a single word.
 _EARLY_CONTROL = 64
 
 

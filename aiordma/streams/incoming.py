@@ -93,7 +93,7 @@ class Incoming:
         """Say whether the program wants no bytes now."""
         self.paused = paused
         if not paused:
-            self.eof_given = False  # as over TCP: `eof_received` is called again, of a new protocol
+            self.eof_given = False  # as over TCP: a new protocol gets `eof_received`, too
         self._choose()
 
     def stop(self) -> None:

@@ -214,7 +214,7 @@ class StreamPort(AdapterSide):
         return self.posted + self.state.posted
 
     def _completed(self, sub: int, record: WCRecord) -> None:
-        """A message has completed, and with it all before it."""
+        """Note that a message, and all before it, have completed."""
         failed = bool(record[1])
         words = self.state.complete_send(sub, failed)
         if self._owner is not None:

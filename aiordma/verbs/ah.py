@@ -199,7 +199,7 @@ class AHAttributes:
             host: Address of the remote port or multicast group.
             port_num: Port of the device, from 1.
             sgid_index: Which of the port's GIDs to send from; None for the first RoCE v2 GID of
-                the same IP version that is link-local only if `host` is.
+                the same IP version that is link-local exactly if `host` is.
             hop_limit: Routers that a packet may pass.
             traffic_class: Priority.
 

@@ -356,8 +356,8 @@ class BringUp(Uncopied):
         the stream ends, the peer is gone.
 
         Args:
-            reader: Of the stream.
-            writer: Of the stream.
+            reader: The stream's reader.
+            writer: The stream's writer.
             timeout: Seconds for the whole exchange.
 
         Returns:

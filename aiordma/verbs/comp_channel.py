@@ -183,7 +183,7 @@ class CompletionChannel(Resource):
     # Completions
 
     def _on_readable(self) -> bool:
-        # Mostly by way of `Readable`, which has drained already, and leaves the rest to this.
+        # Usually called by `Readable`, which has drained already, and leaves the rest to this.
         try:
             done = self.drain.drain()
         except ENDS_THE_LOOP as exc:
@@ -323,7 +323,7 @@ class CompletionChannel(Resource):
             count, arrived, records, more = swept
             polled += count
             # If the queue is armed for solicited completions, only messages of the peer should
-            # have raised an event, and not completions of own sends.
+            # have raised an event, and not completions of this side's sends.
             missed += count if cq._aio.armed_for_all else arrived
             dispatched += len(records)
             self._dispatch(records, cq)

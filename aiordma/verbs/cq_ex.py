@@ -106,7 +106,7 @@ class ExtendedCompletionQueue(CompletionQueue):
         Raises:
             RuntimeError: Always.
         """
-        msg = "an ExtendedCompletionQueue is polled by hand: use post_send, post_recv and poll"
+        msg = "the program polls an ExtendedCompletionQueue: use post_send, post_recv and poll"
         raise RuntimeError(msg)
 
     def poll(self, n: int = 16) -> list[WorkCompletion]:

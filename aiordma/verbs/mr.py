@@ -290,7 +290,7 @@ class MemoryRegion(Resource):
         where = offset if iova is None else iova
         _check_access(pd.context, access)
         if length <= 0 or offset < 0 or offset + length > _ADDRESSES:
-            msg = f"{length} bytes at offset {offset} are no part of a dmabuf"
+            msg = f"{length} bytes at offset {offset} cannot be part of a dmabuf"
             raise ValueError(msg)
         _check_iova(pd.context, where, offset, length)
         self = cls.__new__(cls)

@@ -249,7 +249,7 @@ class MemoryWindow(Resource):
             msg = "the window is bound: invalidate it first"
             raise busy_error(msg)
         if not 0 <= offset < end <= mr.length:
-            msg = f"bytes {offset} to {end} are no part of a region of {mr.length} bytes"
+            msg = f"bytes {offset} to {end} are not inside a region of {mr.length} bytes"
             raise ValueError(msg)
         if mr.pd is not self.pd or qp.pd is not self.pd:
             msg = "window, region and queue pair need the same protection domain"

@@ -599,15 +599,15 @@ class QueuePair(Resource):
 
         Args:
             buffers: One piece of 8 bytes, for the old value in the byte order of the machine.
-                Until it arrives, the piece has random bytes, by which a missing result is detected.
+                Until it arrives, the piece has random bytes, so that a missing result is detected.
             remote_addr: The address of the integer, a multiple of 8.
             rkey: The key of the peer's memory, which needs `Access.REMOTE_ATOMIC`.
             value: The number to add, 0 to 2**64 - 1; the sum wraps around.
             fence: Whether to wait for the READs and atomics before it.
 
         Raises:
-            NotSupportedError: The device has no atomics, as no iWARP device has.
-            ValueError: The address is no multiple of 8, or a number is out of range.
+            NotSupportedError: The device has no atomics; no iWARP device has them.
+            ValueError: The address is not a multiple of 8, or a number is out of range.
             ResultLostError: The adapter reported completion without the result.  The operation took
                 place at most once, and the queue pair still works.  This is not detected in GPU
                 memory.
@@ -705,8 +705,8 @@ class QueuePair(Resource):
             lid: The local id of the group on InfiniBand, 0 on RoCE.
 
         Raises:
-            ValueError: `gid` is no GID.
-            OSError: EINVAL, this is no UD queue pair; or the device's limit is reached.
+            ValueError: `gid` is not a GID.
+            OSError: EINVAL, this is not a UD queue pair; or the device's limit is reached.
         """
         code = lib.ibv_attach_mcast(self._require(), c_gid(gid), lid)
         check_errno(code, "ibv_attach_mcast")

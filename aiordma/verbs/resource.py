@@ -353,7 +353,7 @@ class Resource(Uncopied):
         """Call `function` when the C object is destroyed, in that thread; now if it is already."""
         with _lock:
             if self._outcome is None or self._ending is not None:
-                # A list at need: a connection has a handful of resources, and waits for one or two.
+                # A list if needed: a connection has several resources, and waits for one or two.
                 self._ending = [*(self._ending or ()), function]
                 return
         function()

@@ -54,7 +54,7 @@ class _Shelf:
 
     def take(self, size: int) -> CData:
         """Memory whose bytes are not cleared."""
-        # Mostly there is none, or only this thread: `_old` looks again under the lock.
+        # Usually there is none, or only this thread: `_old` looks again under the lock.
         return (self._old() if self._pointers else None) or self._new(size)
 
     def take_cleared(self, size: int) -> CData:

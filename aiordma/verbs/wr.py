@@ -124,7 +124,7 @@ def check_count(count: int, name: str, most: int) -> None:
 
 
 def check_requests(chain: Sequence[Any], kind: type[SendWR] | type[RecvWR]) -> None:
-    """Refuse an argument that is no list of requests; called when a request lacks an attribute.
+    """Refuse an argument that is not a list of requests; called if a request lacks an attribute.
 
     Raises:
         TypeError: A request is of another class, or has pieces of another class.

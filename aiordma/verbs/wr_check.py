@@ -2,7 +2,7 @@
 
 A list is checked before the adapter sees it, because an adapter reports a fault late and at the
 cost of the whole queue pair: by a failed completion that flushes everything behind it, or by a
-refused post of which half was queued.
+refused post, half of which was queued.
 """
 
 from __future__ import annotations

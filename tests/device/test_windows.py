@@ -213,7 +213,7 @@ async def test_what_is_refused_before_it_is_posted(ends: Ends, kind: MWType) -> 
     read_only = server.region(bytes(100), READ | Access.MW_BIND)
     strange = client.region(bytearray(100), OPENABLE)
     for offset, length in ((0, 8193), (8192, None), (-1, 5), (5, 0), (5, -1), (0, 1 << 64)):
-        with pytest.raises(ValueError, match="no part of a region"):
+        with pytest.raises(ValueError, match="not inside a region"):
             await window.bind(server.qp, mr, offset, length)
     with pytest.raises(ValueError, match="without MW_BIND"):
         await window.bind(server.qp, fixed)

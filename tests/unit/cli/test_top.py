@@ -436,5 +436,5 @@ def test_a_dump_that_has_become_a_fifo_is_not_waited_for(tmp_path: Path) -> None
     source = top.DumpSource(path)
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(top.NoSnapshotError, match="no file"):
+    with pytest.raises(top.NoSnapshotError, match="not a file"):
         source.take()
