@@ -131,10 +131,10 @@ def guest_lines(
         counted: Whether it is a guest, whose clock counts instructions.
     """
     if counted:
-        there = ("aiordma_softroce", "--engine", "qemu", "--counted", "--device", device)
-        there += "--timeout", "7200"
+        there = ["aiordma_softroce", "--engine", "qemu", "--counted", "--device", device]
+        there += ["--timeout", "7200"]
     else:
-        there = ("aiordma_fabric", f"--addresses={LOOPBACK}")
+        there = ["aiordma_fabric", f"--addresses={LOOPBACK}"]
     inside = (sys.executable, "-m", f"tests.bench.{program}", str(plan))
     command = (sys.executable, "-m", *there, "--", *inside)
     environment = {**os.environ, MORE: f"{os.environ.get(MORE, '')} {qemu}"}
