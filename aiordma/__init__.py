@@ -1,8 +1,8 @@
 """aiordma: RDMA connections native to asyncio.
 
 `connect` and `listen` give `Connection`s that carry messages; `aiordma.cm` and `aiordma.verbs`
-are the native layer beneath.  Importing works on every machine; `why_unavailable()` tells what
-RDMA itself still needs.
+are the native layer beneath.  aiordma can be imported on every machine; `why_unavailable()` says
+what RDMA itself still needs.
 """
 
 from aiordma._core import Message
@@ -146,7 +146,7 @@ __all__ = [
     "why_unavailable",
 ]
 
-#: The packages of which docs/ has pages; all other modules are the library's own.
+#: The packages that have pages in docs/; all other modules are internal.
 _PACKAGES = {"cm", "contrib", "memory", "metrics", "streams", "testing", "verbs"}
 
 

@@ -1,7 +1,7 @@
-"""Arguments of public calls, checked before anything is taken for the call.
+"""Checks of the arguments of public calls, before anything is taken for the call.
 
-A value that is no number, or does not fit, is a TypeError or a ValueError at the call: further in
-it would be an error of `struct` or of C, after a slot, a credit or a registration was taken.
+A value that is no number, or does not fit, raises TypeError or ValueError at the call.  Further in
+it would raise an error of `struct` or of C, after a slot, a credit or a registration was taken.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aiordma.tensors import has_memory, refuse_masked, view_of
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    import typing_extensions  # which type checkers have of their own
+    import typing_extensions  # type checkers bring their own
 
     class _Array(Protocol):
         # For Python 3.11 numpy does not say that an array is a buffer.
@@ -67,7 +67,7 @@ def whole(name: str, value: Any, low: int | None = None, high: int | None = None
     number: int = value
     if type(value) is not int:
         if isinstance(value, bool):
-            msg = f"{name} is a whole number, not {value!r}"
+            msg = f"{name} has to be a whole number, not {value!r}"
             raise TypeError(msg)
         try:
             number = index(value)  # of the class int itself
@@ -113,7 +113,7 @@ def check_seconds(name: str, value: Any, *, zero: bool = False, none: bool = Tru
     if (type(value) is float and value > 0) or (value is None and none):
         return
     if isinstance(value, bool) or not isinstance(value, int | float):
-        msg = f"{name} is a number of seconds, not {value!r}"
+        msg = f"{name} has to be a number of seconds, not {value!r}"
         raise TypeError(msg)
     if math.isnan(value) or value < 0 or (value == 0 and not zero):
         bound = "negative" if zero else "not positive"
@@ -122,10 +122,10 @@ def check_seconds(name: str, value: Any, *, zero: bool = False, none: bool = Tru
 
 
 def seconds_left(name: str, value: Any) -> float:
-    """The seconds of a wait's limit, 0 for a negative number.
+    """The time limit of a wait in seconds, 0 for a negative number.
 
-    A limit may be what is left until a deadline.  As in asyncio, it is no mistake to call after
-    the deadline: the wait then ends with its TimeoutError at once.
+    A limit may be the time that is left until a deadline.  As in asyncio, a call after the deadline
+    is no mistake: the wait then ends with its TimeoutError at once.
 
     Raises:
         TypeError: It is no number.
@@ -183,8 +183,8 @@ def no_buffer(name: str, value: Any) -> TypeError:
 def refuse_objects(name: str, view: memoryview) -> None:
     """Raise if the bytes of a buffer are references to Python objects.
 
-    Those bytes are addresses, of no use to a peer; and bytes of a peer in their place would be
-    followed as addresses.
+    Those bytes are addresses, which are of no use to a peer; and the interpreter would follow bytes
+    of a peer that replaced them.
 
     Raises:
         TypeError: An item of the buffer is, or contains, a reference.
@@ -220,7 +220,7 @@ def bytes_of(name: str, value: Any, *, writable: bool = False) -> memoryview:
     Raises:
         TypeError: It has no buffer, or is an array of Python objects, or a masked array.
         ValueError: It is not contiguous.
-        BufferError: It is read-only, and is to be written to; or it gives its bytes in no way.
+        BufferError: It is read-only, and is to be written to; or it gives no access to its bytes.
     """
     refuse_masked(name, value)
     try:
@@ -261,6 +261,6 @@ def payload_of(name: str, value: Any, most: int) -> bytes:
     """
     data = value if type(value) is bytes else bytes(bytes_of(name, value))
     if len(data) > most:
-        msg = f"{name} of {len(data)} bytes does not fit: {most} are left"
+        msg = f"{name} of {len(data)} bytes does not fit: there is room for {most}"
         raise ValueError(msg)
     return data

@@ -1,8 +1,7 @@
 """The nodes in /dev/infiniband, and the reason why this process cannot open a node.
 
-The C libraries report no permission as "no such device": librdmacm passes over a device that it
-cannot open, and knows of none in the end.  So the nodes are tried where such an error is made into
-words.
+Without permission the C libraries report "no such device", because librdmacm skips a device that it
+cannot open, and in the end has none.  So the nodes are tried when such an error gets its text.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ __all__ = ["FOLDER", "MANAGER", "NO_PERMISSION", "nodes", "trouble", "unopened"]
 FOLDER = Path("/dev/infiniband")
 MANAGER = "rdma_cm"
 NO_PERMISSION = (
-    "give the user read and write permission: mode 0666 is usual, by a udev rule or `chmod`; into "
-    "a container by its device rules"
+    "give the user read and write permission: mode 0666 is usual, by a udev rule or `chmod`; in "
+    "a container, by its device rules"
 )
 # Errors of this process, and not of a device that has no driver or is being removed.
 _OURS = frozenset({errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE})
@@ -32,7 +31,8 @@ def trouble(node: Path) -> int:
     """Open a node and close it again.
 
     Returns:
-        0, or the errno: EACCES is of the node's mode, EPERM of a control group's rules.
+        0, or the errno: EACCES because of the node's mode, EPERM because of a control group's
+        rules.
     """
     try:
         os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC))
@@ -45,9 +45,9 @@ def unopened() -> tuple[int, Path, bool] | None:
     """The first node that this process may not open, or has no descriptor for.
 
     Returns:
-        The errno, the node, and whether no RDMA is possible for that reason: it is the connection
-        manager's, or there is no device whose node can be opened.  None if all can be,
-        and over the fabric, which asks for no node (`docs/fabric.md`).
+        The errno, the node, and whether RDMA is impossible for that reason: it is the connection
+        manager's node, or no device has a node that can be opened.  None if all can be opened, and
+        over the fabric, which needs no node (`docs/fabric.md`).
     """
     if "AIORDMA_FABRIC" in os.environ:
         return None

@@ -1,6 +1,6 @@
-"""Words and hints for the reports of C and adapters: errno, statuses, reasons, events of queues.
+"""Words and hints for what C and adapters report: errno, statuses, reasons, events of queues.
 
-Data only; `aiordma.errors` makes exceptions of it.
+This file has data only; `aiordma.errors` makes exceptions from it.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ WC_HINTS = {
     "RNR_RETRY_EXC_ERR": "the peer has no receive posted",
     "LOC_RDD_VIOL_ERR": _RD,
     "REM_INV_RD_REQ_ERR": _RD,
-    "REM_ABORT_ERR": "the peer's adapter gave the operation up",
+    "REM_ABORT_ERR": "the peer's adapter aborted the operation",
     "INV_EECN_ERR": _RD,
     "INV_EEC_STATE_ERR": _RD,
     "FATAL_ERR": "the adapter itself failed: see the kernel's log (`dmesg`)",
     "RESP_TIMEOUT_ERR": "the peer's adapter took the request and did not answer in time",
-    "GENERAL_ERR": "an error of the transport that has no status of its own: vendor_err and the "
-    "adapter's documentation tell more",
+    "GENERAL_ERR": "an error of the transport without a status of its own: vendor_err and the "
+    "adapter's documentation say more",
     "TM_ERR": "tag matching failed; aiordma posts no tagged receives",
     "TM_RNDV_INCOMPLETE": "the peer's tag-matching rendezvous was not completed by the adapter",
 }
@@ -73,7 +73,7 @@ EVENT_HINTS = {
     "SRQ_ERR": "no queue pair can receive through the shared receive queue any more",
 }
 
-# Where the wire has no word for the reason: connections with `raw`.
+# For connections with `raw`, where the peer cannot send a reason.
 DISCONNECTED_HINT = (
     "its program aborted or ended, or its library found that this side broke the protocol: see its "
     "log"
@@ -82,21 +82,21 @@ DISCONNECTED_HINT = (
 # Of a lost connection with a `__cause__` that has no hint of its own.
 CAUSE_HINT = "`__cause__` has the first failure; the peer's log may tell more"
 
-# By the class of the exception, where nothing is known that fits the case better.
+# By the class of the exception, for cases without a better hint.
 CLASS_HINTS = {
-    "RdmaError": "the text, and `__cause__` if there is one, tell what has happened; `aiordma "
+    "RdmaError": "the text, and `__cause__` if there is one, say what happened; `aiordma "
     "doctor` looks for what this machine lacks",
-    "LibraryMissingError": "install rdma-core's libraries; `aiordma doctor` tells what is missing",
+    "LibraryMissingError": "install rdma-core's libraries; `aiordma doctor` says what is missing",
     "ForkedError": "start processes that use RDMA with multiprocessing's method `spawn` or "
     "`forkserver`",
-    "RdmaOSError": "the call's man page has what the errno means there; the kernel's log (`dmesg`) "
-    "and `aiordma doctor` may tell more",
-    "RdmaPermissionError": "see the modes of /dev/infiniband/*, and `ulimit -l` for memory that is "
-    "to be pinned; `aiordma doctor` checks both",
-    "RdmaTimeoutError": "the peer lives but does not answer: does its program receive? Limits are "
-    "settings of the configuration",
-    "ResourceClosedError": "this program closed the object before: look for its close(), its "
-    "abort(), and the end of its `with` block",
+    "RdmaOSError": "the call's man page explains the errno; the kernel's log (`dmesg`) and "
+    "`aiordma doctor` may say more",
+    "RdmaPermissionError": "see the modes of /dev/infiniband/*, and `ulimit -l` if memory was to "
+    "be pinned; `aiordma doctor` checks both",
+    "RdmaTimeoutError": "the peer lives but does not answer: does its program receive? The "
+    "configuration has the time limits",
+    "ResourceClosedError": "this program closed the object before: look for a close(), an abort(), "
+    "or the end of a `with` block",
     "DeviceNotFoundError": "`rdma link` and `aiordma devices` list the devices, `aiordma doctor` "
     "says what is missing",
     "NotSupportedError": "`aiordma devices` and Context.query_device() tell what a device can do",
@@ -105,7 +105,7 @@ CLASS_HINTS = {
     "BatchError": "`__cause__` tells why; `done`, `failed`, `unknown` and `unposted` name the "
     "operations",
     "BatchLostError": "`__cause__` tells why; `done`, `unknown` and `unposted` name the "
-    "operations: connect again, and do those again that were not done",
+    "operations: connect again, and repeat those that were not done",
     "MessageTooLargeError": "send it in pieces, or have the receiving side raise max_message_size "
     "in its ConnectionConfig",
     "ConnectionFailedError": "is the peer up, is the address right? see `aiordma doctor` on both "
@@ -116,30 +116,30 @@ CLASS_HINTS = {
     "ConnectionRejectedError": "`private_data` and `status` have what the peer gave as its reason",
     "ConnectTimeoutError": "no answer: is the peer up, is the address right, is UDP port 4791 "
     "(RoCE) open?",
-    "PeerGoneError": "the peer's log may tell more, and the log of this side",
-    "ConnectionLostError": "the peer's log may tell more, and the log of this side",
+    "PeerGoneError": "the peer's log, and the log of this side, may say more",
+    "ConnectionLostError": "the peer's log, and the log of this side, may say more",
     "ConnectionEndedError": "the peer closed in good order; all that it sent was delivered",
     "DeviceRemovedError": "the kernel's log (`dmesg`) tells why the device went",
-    "ProtocolError": "do both sides run the same kind of program, and versions of aiordma that "
-    "fit?",
+    "ProtocolError": "do both sides run the same kind of program, and compatible versions of "
+    "aiordma?",
     "RequestError": "`remote_type` and the text are the peer's; its log has the traceback",
     "RequestRefusedError": "the request was not served; the text has the peer's reason",
-    "RequestUnknownError": "do both sides run versions of the program that fit?",
+    "RequestUnknownError": "do both sides run compatible versions of the program?",
     "RequestDeadlineError": "the peer's handler took too long, or `timeout` was short",
-    "StaleRegionError": "ask the peer for the region again, over the connection that it is used on "
+    "StaleRegionError": "ask the peer for the region again, over the connection that uses it "
     "(`docs/memory.md`)",
-    "CompletionError": "docs/errors.md has the statuses; vendor_err is explained by the adapter's "
-    "documentation",
+    "CompletionError": "docs/errors.md explains the statuses, and the adapter's documentation "
+    "vendor_err",
 }
 
-# Of cases that are no class of their own.
+# For cases that have no class of their own.
 CASE_HINTS = {
     "busy": "wait until its other users are done, or close them, and call again",
     "device memory": "docs/buffers.md lists the parts; copy to memory of the processor instead",
     "atomic": "the network loses or reorders packets, and the adapter is Soft-RoCE: "
     "read the integer before you decide (`docs/memory.md`)",
     "silent": "is its event loop blocked, as by time.sleep() or a debugger, has its host "
-    "stopped, or is the wire cut?",
+    "stopped, or is the link down?",
     "damaged": "does the network reorder packets (`docs/surprises.md`), or does the "
     "sender's program change the buffer of a message before `send()` has returned?",
     "overloaded": "send fewer or smaller requests at a time, or try again later; the "
@@ -150,13 +150,13 @@ CASE_HINTS = {
     "queue": "the kernel's log (`dmesg`) may tell more",
 }
 
-# Of events of the connection manager, where the errno has no hint.
+# For events of the connection manager whose errno has no hint.
 CM_HINTS = {
-    "ADDR_ERROR": "`ip route get ADDRESS` shows the way, `rdma link` its device, `ip neighbor` "
+    "ADDR_ERROR": "`ip route get ADDRESS` shows the route, `rdma link` its device, `ip neighbor` "
     "the neighbor",
-    "ROUTE_ERROR": "`ip route get ADDRESS` shows the way; on InfiniBand the subnet manager gives "
-    "it",
-    "MULTICAST_ERROR": "is the interface up, is the group an address of multicast?",
+    "ROUTE_ERROR": "`ip route get ADDRESS` shows the route; on InfiniBand it comes from the subnet "
+    "manager",
+    "MULTICAST_ERROR": "is the interface up, is the group a multicast address?",
 }
 
 # ib_cm_sidr_status: how a datagram service answers a request; reason, hint.
@@ -169,10 +169,10 @@ SERVICE_REASONS = {
 }
 
 _GONE_GID = (
-    "the port has no GID of this index, or no longer, as when an address was removed: `aiordma "
+    "the port has no GID with this index, perhaps because an address was removed: `aiordma "
     "gids`, `ip address`"
 )
-# By the C function that failed, and its errno.
+# By the C function that failed, and the errno.
 ERRNO_HINTS: dict[tuple[str, int], str] = {
     ("ibv_reg_mr", errno.ENOMEM): "is RLIMIT_MEMLOCK too low? see `ulimit -l`; Soft-RoCE "
     "registers at most 1 GiB at a time",
@@ -180,8 +180,8 @@ ERRNO_HINTS: dict[tuple[str, int], str] = {
     ("ibv_reg_mr", errno.EFAULT): "the kernel does not pin this memory: Linux 6.12 pins no shared "
     "mapping of a file on disk for writing, Linux 6.1 no shared mapping that is read-only; copy it "
     "to other memory, or map with MAP_PRIVATE what is only read",
-    ("ibv_query_gid_ex", errno.ENODATA): "the port has no GID of this index: `aiordma gids`",
-    ("ibv_query_gid_ex", errno.EINVAL): "the port has no GID of this index: `aiordma gids`",
+    ("ibv_query_gid_ex", errno.ENODATA): "the port has no GID with this index: `aiordma gids`",
+    ("ibv_query_gid_ex", errno.EINVAL): "the port has no GID with this index: `aiordma gids`",
     ("ibv_modify_qp", errno.ENODATA): _GONE_GID,
     ("ibv_create_ah", errno.ENODATA): _GONE_GID,
     ("ibv_query_port_speed", errno.EOPNOTSUPP): "the `active_width` and `active_speed` of "
@@ -194,15 +194,16 @@ ERRNO_HINTS: dict[tuple[str, int], str] = {
     "`aiordma doctor`; without one `aiordma-fabric -- COMMAND` runs a program in memory, and "
     "`python -m aiordma_softroce -- COMMAND` on a software adapter, after `pip install "
     "aiordma-softroce`, or in a checkout `pip install ./softroce`",
-    ("rdma_create_event_channel", errno.ENOENT): "`modprobe rdma_ucm`, or map it into a container",
+    ("rdma_create_event_channel", errno.ENOENT): "`modprobe rdma_ucm`; a container needs "
+    "/dev/infiniband/rdma_cm mapped",
     ("rdma_bind_addr", errno.EADDRNOTAVAIL): "no interface of this host has the address",
     ("rdma_bind_addr", errno.EADDRINUSE): "another listener has this port",
     ("rdma_bind_addr", errno.ENODEV): "no RDMA device serves the address: `rdma link`; or the "
     "limit of the rdma cgroup is reached (rdma.max)",
-    ("rdma_connect", errno.EADDRINUSE): "on iWARP a socket of TCP has the local port: connect from "
-    "another, or from any",
+    ("rdma_connect", errno.EADDRINUSE): "on iWARP a TCP socket has the local port: connect from "
+    "another port, or from any",
     ("rdma_listen", errno.EADDRINUSE): "another listener has this port, or on iWARP TCP has it",
-    ("rdma_resolve_addr", errno.EADDRINUSE): "another id has the port: reuse_address for both",
+    ("rdma_resolve_addr", errno.EADDRINUSE): "another id has the port: set reuse_address for both",
     ("rdma_resolve_addr", errno.EADDRNOTAVAIL): "no interface of this host has the local address, "
     "or every local port has a connection to that address and port",
     ("rdma_resolve_addr", errno.EINVAL): "no RDMA device serves this address, or the source "
@@ -212,7 +213,7 @@ ERRNO_HINTS: dict[tuple[str, int], str] = {
     ("ibv_create_ah", errno.ETIMEDOUT): "no neighbor has the address: `ip neighbor`",
 }
 for _queue in ("ibv_create_cq", "ibv_create_qp", "ibv_create_srq"):
-    # libsiw takes a page for invalid, and reports nothing: tests/device/test_siw_limits.py.
+    # libsiw takes a valid page for invalid, and gives no reason: tests/device/test_siw_limits.py.
     ERRNO_HINTS[_queue, errno.EIO] = (
         "the driver gave no reason; a process has 144 pages for all its queues on software iWARP"
     )

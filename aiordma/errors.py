@@ -1,4 +1,4 @@
-"""Every exception of aiordma, made of C's numbers; `error_words` has their words and hints.
+"""The exceptions of aiordma, made from C's numbers; `error_words` has their words and hints.
 
 Theory of operation
     Four sources report failure: `errno` of a C call, the status of a work completion, the status
@@ -8,14 +8,14 @@ Theory of operation
 
     Classes inherit from `RdmaError` and from the builtin that existing `except` clauses name:
     a refused connection is a `ConnectionRefusedError`, a lost one a `ConnectionResetError`, a
-    missed deadline a `TimeoutError`; all of them are `OSError`.  A connection that is over is a
-    `ConnectionError`, whatever the reason; so is mostly a connection that was not made, but not if
-    no route, no device or no name was found.  So a loop that tries again catches `OSError`.
+    missed deadline a `TimeoutError`; all of them are `OSError`.  A connection that is over raises a
+    `ConnectionError`, whatever the reason.  So do most failed connects, but not if no route, no
+    device or no name was found.  So a loop that tries again catches `OSError`.
 
     An unknown number never crashes: it becomes the general class with the number shown.
 
-    Every class has a hint of its own in `CLASS_HINTS`, for the errors of which nothing better is
-    known; it is not part of the text, which holds only a hint that fits the number.
+    Every class has a hint in `CLASS_HINTS`, for errors without a better one.  It is not part of the
+    text, which only has a hint that fits the number.
     Exceptions hold copies of values, never handles, so that a traceback keeps no adapter alive.
 """
 
@@ -93,7 +93,7 @@ class RdmaError(Exception):
     """Base class of the exceptions that aiordma raises on its own account.
 
     Attributes:
-        hint: The usual cause, and a place to look at; never empty.
+        hint: The usual cause, and where to look; never empty.
     """
 
     hint: str = CLASS_HINTS["RdmaError"]
@@ -111,7 +111,7 @@ class LibraryMissingError(RdmaError, ImportError):
 class ForkedError(RdmaError, RuntimeError):
     """The object was made before `fork()`, and its handles belong to the parent process.
 
-    Also for a new connection or listener, if a parent of this process had used RDMA before
+    Also raised for a new connection or listener, if a parent of this process used RDMA before
     `fork()`.
     """
 
@@ -120,12 +120,11 @@ class RdmaOSError(RdmaError, OSError):
     """A call of the system or of the C libraries failed; `errno` says how.
 
     The exception is also the builtin that fits `errno`, such as `PermissionError` or
-    `TimeoutError`.  EBUSY stands for an object that is in use, or whose events are not
-    acknowledged.
+    `TimeoutError`.  EBUSY means that an object is in use, or that its events are not acknowledged.
 
     Attributes:
-        event: Name of the event by which the device has reported that a queue failed, such as
-            `CQ_ERR`; otherwise empty.
+        event: Name of the event by which the device reported that a queue failed, such as `CQ_ERR`;
+            otherwise empty.
     """
 
     event: str = ""
@@ -134,7 +133,7 @@ class RdmaOSError(RdmaError, OSError):
 
 
 class RdmaPermissionError(RdmaOSError, PermissionError):
-    """No permission: to open a device node, to pin memory, or for memory of the peer."""
+    """There is no permission to open a device node, to pin memory, or to access peer memory."""
 
 
 class RdmaTimeoutError(RdmaOSError, TimeoutError):
@@ -160,7 +159,7 @@ for _builtin in {type(OSError(_code, "")) for _code in errno.errorcode} - _OS_CL
 
 
 class ResourceClosedError(RdmaError, ConnectionAbortedError):
-    """The local program closed the object and then used it, or waited on it while closing it."""
+    """This program closed the object, and then used it or was still waiting on it."""
 
     errno: int | None
 
@@ -181,14 +180,14 @@ class NotSupportedError(RdmaOSError):
 class ResultLostError(RdmaOSError):
     """The adapter completed a READ or an atomic without all of its result (errno EBADMSG).
 
-    After a READ local memory is not the peer's data, at least at the end; the connection breaks
-    soon, and the read has to be done again over another.  An atomic took place at most once, the
-    value before it is unknown, and the connection goes on.  Soft-RoCE does this on a network that
+    After a READ, at least the end of the local memory is not the peer's data.  The connection
+    breaks soon after: read again over another one.  An atomic took place at most once, the value
+    before it is unknown, and the connection stays open.  Soft-RoCE does this on a network that
     loses or reorders packets.
 
     Attributes:
-        index: Of `QueuePair.submit`: place in the list of the first request without a result, from
-            0; None if there was no list.
+        index: From `QueuePair.submit`, the place in the list, from 0, of the first request without
+            a result; None if there was no list.
     """
 
     index: int | None = None
@@ -198,9 +197,9 @@ class MessageTooLargeError(RdmaError, ValueError):
     """The message is larger than the peer said it would take, or than the buffer to receive into.
 
     Attributes:
-        size: Of `recv_into`: bytes of the message, which is still the next.  Of `request(into=)`:
-            bytes of the answer; 0 if it was the request that was too large.
-        answer: Of `request(into=)`: the answer that the buffer had no room for, a `Message`.
+        size: From `recv_into`, bytes of the message, which is still the next one.  From
+            `request(into=)`, bytes of the answer; 0 if the request was too large.
+        answer: From `request(into=)`, the `Message` that the buffer had no room for.
     """
 
     size: int = 0
@@ -226,14 +225,14 @@ class HostNotFoundError(RdmaError, socket.gaierror):
 
 
 class ConnectionRejectedError(ConnectionFailedError, ConnectionRefusedError):
-    """The peer, or its kernel, said no.
+    """The peer, or its kernel, refused the connection.
 
     Attributes:
-        private_data: Data that the peer sent with its refusal.  InfiniBand and RoCE deliver a fixed
-            field, so bytes of a foreign peer come padded with zeros; from an aiordma listener
-            the exact bytes.
-        try_again: Whether a listener of aiordma refused because too many wait; `connect` has tried
-            again then, as long as it was allowed to.
+        private_data: Data that the peer sent with its refusal.  InfiniBand and RoCE deliver a field
+            of fixed size, so bytes of a foreign peer are padded with zeros; those of an aiordma
+            listener are exact.
+        try_again: Whether an aiordma listener refused because too many clients were waiting.  Then
+            `connect` has already tried again, as long as its time limit allowed.
     """
 
     try_again = False
@@ -248,8 +247,8 @@ class ConnectionRejectedError(ConnectionFailedError, ConnectionRefusedError):
 class AuthenticationError(ConnectionRejectedError, RdmaPermissionError):
     """The two sides have not proved to each other that they have the same key (errno EACCES).
 
-    See `ConnectionConfig.keys`.  It is a PermissionError, and a ConnectionRefusedError.  It does
-    not say whether the other side has no such key, or has another one.
+    See `ConnectionConfig.keys`.  This is both a PermissionError and a ConnectionRefusedError.  It
+    does not say whether the other side has no such key, or another one.
     """
 
 
@@ -257,7 +256,7 @@ class ConnectTimeoutError(RdmaTimeoutError, ConnectionFailedError):
     """The peer did not answer within the deadline.
 
     Attributes:
-        event: Name of the event that reported it, empty if the local deadline passed first.
+        event: Name of the event that reported it; empty if the local deadline passed first.
         status: The event's status, 0 for the local deadline.
     """
 
@@ -269,17 +268,16 @@ class PeerGoneError(RdmaError, ConnectionError):
 class ConnectionLostError(PeerGoneError, ConnectionResetError):
     """An established connection ended without the in-band end of stream.
 
-    `errno` is ETIMEDOUT where the peer was silent for too long, or took nothing for too long while
-    a stream closed.  It is no `TimeoutError` then: that is the end of one wait, after which
-    programs go on with the connection, and this connection is over.  It is EBADMSG where a large
-    message did not match its checksum, and was not delivered: the adapter completes a read before
-    its data have arrived, or the peer's program has changed the buffer of a message that was still
-    being sent.
+    `errno` is ETIMEDOUT if the peer was silent for too long, or accepted nothing for too long while
+    a stream closed.  Even this is no `TimeoutError`, which ends one wait, after which a program can
+    go on with the connection; here the connection is over.  `errno` is EBADMSG if a large message
+    did not match its checksum, and was not delivered: the adapter completes a read before its data
+    have arrived, or the peer's program changed the buffer of a message that was still being sent.
 
     The first cause (a failed work request, a removed device) is in `__cause__` if it is known.
 
     Attributes:
-        request_sent: Of `Connection.request`: whether the peer may have got the request.
+        request_sent: From `Connection.request`, whether the peer may have received the request.
     """
 
     request_sent: bool = False
@@ -292,8 +290,8 @@ class BatchError(RdmaOSError):
 
     Attributes:
         done: The operations that were done.
-        failed: Those that failed by themselves, each of which took no place in `unknown`.
-        unknown: Those that were posted, and of which the adapter gave no account, because the
+        failed: Those that failed by themselves.
+        unknown: Those that were posted, but whose result the adapter did not report, because the
             connection ended: a WRITE may have taken place, or a part of it.
         unposted: Those that were not posted.
         results: As `Batch.results`; None for each operation that is not in `done`.
@@ -343,12 +341,12 @@ class RequestError(RdmaError):
 
 
 class RequestRefusedError(RequestError):
-    """The peer did not serve the request; a handler may raise it, too.
+    """The peer did not serve the request; a handler may raise this, too.
 
     Attributes:
-        try_again: Whether another attempt makes sense, as no handler has begun with the request:
-            the peer has more requests than it takes, and may serve it later; or it is stopping, and
-            another server may serve it.
+        try_again: Whether another attempt makes sense, because no handler has begun with the
+            request: the peer has as many requests as it accepts, and may serve it later; or it is
+            stopping, and another server may serve it.
     """
 
     _stopping = False  # the connection takes no further request
@@ -369,7 +367,7 @@ class RequestUnknownError(RequestRefusedError):
 
 
 class RequestDeadlineError(RequestError, TimeoutError):
-    """The time of a request is over; the peer was told, unless nothing was sent."""
+    """A request was not answered in time; the peer is notified, unless nothing was sent."""
 
 
 class CompletionError(RdmaError, OSError):
@@ -377,11 +375,11 @@ class CompletionError(RdmaError, OSError):
 
     Attributes:
         status: Number of the completion status (`ibv_wc_status`).
-        status_name: The status in the field's own word, such as `RETRY_EXC_ERR`.
+        status_name: The name of the status, such as `RETRY_EXC_ERR`.
         operation: The request, such as `send`.
         qp_num: Number of the local queue pair.
         vendor_err: The adapter's own code, for its maker's support.
-        index: Place of the request in the list that was awaited, from 0; None if there was none.
+        index: Place of the request, from 0, in the list that was awaited; None if there was none.
     """
 
     index: int | None = None
@@ -412,19 +410,19 @@ def _rebuild(
 
 
 class FlushedError(CompletionError):
-    """The request was still queued when the queue pair failed or closed: a consequence."""
+    """The request was still queued when the queue pair failed, for another reason, or closed."""
 
 
 class RemoteAccessError(CompletionError):
-    """The peer's adapter refused the request: key, range, permission, an ended lease, or size."""
+    """The peer's adapter refused the request: wrong key, range, right or size, or a lease's end."""
 
 
 class StaleRegionError(RemoteAccessError):
     """A `RemoteRegion` names memory that is not, or no longer, the peer's; nothing was posted.
 
     Its owner has restarted since, or it belongs to another connection, or the peer has said that
-    the exposure has ended.  The connection goes on: ask the peer for the region again.  `status`
-    is that with which the peer's adapter would have refused the request.
+    the exposure has ended.  The connection stays open: ask the peer for the region again.  `status`
+    is the one with which the peer's adapter would have refused the request.
     """
 
     def __init__(
@@ -439,7 +437,7 @@ class StaleRegionError(RemoteAccessError):
         super().__init__(
             text, status=status, operation=operation, qp_num=qp_num, vendor_err=vendor_err
         )
-        self.hint: str = type(self).hint  # not that of the status, which is of a request
+        self.hint: str = type(self).hint  # not that of the status: there was no request
 
 
 E = TypeVar("E", bound=RdmaError)
@@ -453,7 +451,7 @@ _WC_CLASSES: dict[str, type[CompletionError]] = {
 
 
 def wc_status_name(status: int) -> str:
-    """Word for an `ibv_wc_status` number, `UNKNOWN_<n>` for a number that is not known."""
+    """Name of an `ibv_wc_status` number, `UNKNOWN_<n>` for a number that is not known."""
     return WC_STATUS[status] if 0 <= status < len(WC_STATUS) else f"UNKNOWN_{status}"
 
 
@@ -469,7 +467,7 @@ def _with_hint(text: str, hint: str) -> str:
 
 
 def _hinted(error: E, hint: str) -> E:
-    """Return the error, with this hint in place of that of its class."""
+    """Return the error, with this hint instead of that of its class."""
     if hint:
         error.hint = hint
     return error
@@ -479,14 +477,14 @@ def os_error(code: int, verb: str, *, detail: str = "") -> RdmaOSError:
     """Build the exception for a C call that failed.
 
     Args:
-        code: errno; negative as well, as software iWARP's posts return it.
+        code: errno; or -errno, as the posts of software iWARP return it.
         verb: The C function, such as `ibv_reg_mr`.
-        detail: The wish, such as a size, for the text.
+        detail: What was asked for, such as a size, for the text.
 
     Returns:
         An `RdmaOSError` that is also the builtin subclass that fits the errno;
-        `NotSupportedError` and `DeviceNotFoundError` for EOPNOTSUPP and ENODEV.  The text holds
-        verb, symbol, words and, if there is any, a hint.
+        `NotSupportedError` and `DeviceNotFoundError` for EOPNOTSUPP and ENODEV.  The text has the
+        verb, the symbol, words and, if there is one, a hint.
     """
     code = abs(code)
     symbol = errno.errorcode.get(code, str(code))
@@ -505,7 +503,7 @@ def errno_error(code: int, text: str, hint: str = "") -> RdmaOSError:
     Args:
         code: errno.
         text: The operation that has failed.
-        hint: A remedy; stands in the text as well.
+        hint: A remedy, which is in the text as well.
     """
     kind: type[RdmaOSError]
     if code in (errno.EOPNOTSUPP, errno.ENOSYS):
@@ -532,8 +530,8 @@ def prefix_subject(error: OSError, what: str) -> None:
 def _with_nodes(code: int, text: str) -> tuple[int, str, str]:
     """Errno, text and hint for a device that C reports as missing: can its node be opened?
 
-    Where other devices can be opened it stays ENODEV, which has the caller look at the next
-    address; the hint is empty if all nodes can be.
+    If other devices can be opened, the errno stays ENODEV, so that the caller tries the next
+    address.  The hint is empty if all nodes can be opened.
     """
     found = unopened()
     if found is None:
@@ -561,7 +559,7 @@ def completion_error(
 
 
 def result_lost_error(operation: str, index: int | None = None) -> ResultLostError:
-    """Build the exception for an atomic `operation` whose 8 bytes are those from before its post.
+    """Build the exception for an atomic `operation` whose 8 bytes are as before its post.
 
     Args:
         operation: Such as `fetch_add`.
@@ -577,7 +575,7 @@ def result_lost_error(operation: str, index: int | None = None) -> ResultLostErr
 
 
 def read_incomplete_error() -> ResultLostError:
-    """Build the exception for a READ whose last bytes are those from before its post."""
+    """Build the exception for a READ whose last bytes are as before its post."""
     text = "the read completed before its last bytes had arrived"
     return ResultLostError(errno.EBADMSG, text)
 
@@ -603,7 +601,7 @@ def damaged_error(text: str) -> ConnectionLostError:
 
 
 def lost_error(cause: BaseException) -> ConnectionLostError:
-    """Build the exception for a connection that has ended for this cause, and not by its peer."""
+    """Build the exception for a connection that `cause` has ended, and not its peer."""
     error = ConnectionLostError(errno.ECONNRESET, f"the connection is lost: {cause}")
     error.hint = getattr(cause, "hint", "") or CAUSE_HINT
     error.__cause__ = cause
@@ -655,8 +653,8 @@ def cm_error(event: str, status: int, private_data: bytes = b"") -> OSError:
         return _hinted(lost, DISCONNECTED_HINT)
     code = -status if status < 0 else errno.EIO
     if status == -1:
-        # No EPERM: librdmacm's own -1, whose errno is lost.  With an address it means that it did
-        # not find the device that the kernel had chosen.
+        # Not EPERM, but librdmacm's own -1, whose errno is lost.  For an address it means that
+        # librdmacm did not find the device that the kernel had chosen.
         code = errno.ENODEV if event == "ADDR_ERROR" else errno.EIO
     text = f"{event}: {errno.errorcode.get(code, code)}: {os.strerror(code)}"
     if code == errno.ENODEV:

@@ -1,6 +1,6 @@
 """The addresses of this network namespace.
 
-An RDMA device may be shared by network namespaces: its table of GIDs then names addresses of all.
+Network namespaces may share an RDMA device: its table of GIDs then names the addresses of all.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _ANY_PORT = 9  # nothing is sent
 def has_address(host: str) -> bool:
     """Whether an interface of this network namespace has a numeric address.
 
-    The answer is that of the routing table, which knows each address of an interface that is up: a
-    packet to an own address comes from that address.  For IPv4 it has to be told so, as otherwise a
-    packet to a secondary address comes from the primary one.  The bind that tells it proves nothing
-    by itself: it succeeds at any address under `ip_nonlocal_bind`, and in a namespace whose
-    loopback interface is down.
+    The answer comes from the routing table, which knows each address of an interface that is up: a
+    packet to one of these addresses has it as its source, too.  For IPv4 the socket has to be bound
+    to it, as otherwise a packet to a secondary address comes from the primary one.  The bind proves
+    nothing by itself: it succeeds with any address under `ip_nonlocal_bind`, and in a namespace
+    whose loopback interface is down.
 
     Args:
-        host: IPv4 or IPv6, the latter with a scope if it is link-local (`fe80::1%eth0`).
+        host: IPv4 or IPv6, with a scope if it is link-local (`fe80::1%eth0`).
     """
     ip = _ip(host)
     family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
@@ -39,7 +39,7 @@ def has_address(host: str) -> bool:
 
 
 def eui_64(name: str) -> bytes:
-    """The 8 bytes that an interface's hardware address makes of a link-local address (RFC 4291).
+    """The last 8 bytes of the link-local address made from a hardware address (RFC 4291).
 
     Args:
         name: The interface; empty bytes if it has no Ethernet address.

@@ -5,8 +5,8 @@ Theory of operation
     that raises does no harm to the caller (`Log`).
 
     Without any handler Python prints warnings to standard error.  The library's own handler keeps
-    these back, as is usual for libraries, but not errors: an exception of a program's handler that
-    no log shows is not found.  Nor does it keep back what a person who waits at the terminal has to
+    these back, as is usual for libraries.  It still prints errors, because nobody would find an
+    exception of a program's handler that no log shows, and what a person at the terminal has to
     know (`FOR_ALL`).
 """
 
@@ -72,7 +72,7 @@ class Log:
         extra: Mapping[str, object] | None = None,
         above: int = 0,
     ) -> None:
-        """Log a line; `above` is how many callers of the caller the line is to be ascribed to."""
+        """Log a line, attributed to the function that is `above` levels above the caller."""
         if not self.logger.isEnabledFor(level):
             return
         try:

@@ -10,8 +10,8 @@ Theory of operation
     storing the same attribute twice is harmless.  A second lock around an import would only offer
     two orders in which to take both.
 
-    A failure is not remembered.  When the missing package is installed, a program can call again in
-    the same process; and a failed look-up is far off any fast path.
+    A failure is not remembered, so that a program can call again in the same process when the
+    missing package is installed; a failed look-up is far off any fast path.
 
 Rules of this folder
     Nothing else imports `_rdma`.  A call is checked on its next line (`check.py`).  Tests may set
@@ -63,7 +63,7 @@ def _remedy(error: Exception) -> str:
         return f"pip install {'cffi' if error.name == '_cffi_backend' else error.name}"
     if "undefined symbol" in text or "version `" in text:
         return (
-            f"the installed rdma-core is older than {_SMALLEST_RDMA_CORE}, the smallest that "
+            f"the installed rdma-core is older than {_SMALLEST_RDMA_CORE}, the oldest that "
             "aiordma runs with: update it, or the system that it belongs to"
         )
     return f"install rdma-core's libraries. {_RUNTIME_PACKAGES}"
@@ -133,7 +133,7 @@ class _Memory:
     _real: Any
 
     # errno changes with every call: stored in the __dict__ like the rest it would keep its first
-    # value for ever. A property on the class wins over the __dict__.
+    # value forever.  A property on the class wins over the __dict__.
     @property
     def errno(self) -> int:
         value: int = self._real.errno

@@ -1,4 +1,4 @@
-"""Calls that are newer than the oldest rdma-core that the modules run with: looked up when called.
+"""C calls that the oldest supported rdma-core does not have: looked up when they are called.
 
 A module that is linked to such a call would not load with an older library.
 """
@@ -15,7 +15,7 @@ from aiordma.errors import os_error
 __all__ = ["CALLS", "newer"]
 
 _LIBRDMACM, _LIBIBVERBS = "librdmacm.so.1", "libibverbs.so.1"
-#: Name, the library, the release of rdma-core that has brought it, its type.
+#: Name, the library, the release of rdma-core that it came with, its type.
 CALLS = {
     "rdma_resolve_addrinfo": (
         _LIBRDMACM,
@@ -49,6 +49,6 @@ def newer(name: str) -> Any:
     function: Any = getattr(ctypes.CDLL(library), name, None)
     if function is None:
         title = library.partition(".")[0]
-        detail = f"(the installed {title} has no {name}: rdma-core {release} has brought it)"
+        detail = f"(the installed {title} has no {name}: it came with rdma-core {release})"
         raise os_error(errno.EOPNOTSUPP, name, detail=detail)
     return ffi.cast(kind, ctypes.cast(function, ctypes.c_void_p).value)

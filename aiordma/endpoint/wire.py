@@ -133,7 +133,8 @@ class Hello:
         """
         space = room - HELLO_SIZE
         if len(self.user_data) > space:
-            msg = f"private data of {len(self.user_data)} bytes does not fit: {space} are left"
+            size = len(self.user_data)
+            msg = f"private data of {size} bytes does not fit: there is room for {space}"
             raise ValueError(msg)
         header = _HELLO.pack(
             HELLO_MAGIC, self.version, self.min_version, self.flags, len(self.user_data),

@@ -330,7 +330,7 @@ async def test_any_port_is_one_that_tcp_has_not(
     if is_siw:
         assert not set(ports) & set(ports_of_tcp)
         async with aiordma.listen(address, 7801) as listener:
-            with pytest.raises(OSError, match="a socket of TCP has the local port") as caught:
+            with pytest.raises(OSError, match="a TCP socket has the local port") as caught:
                 await meet(listener, address, local_addr=(address, ports_of_tcp[0]))
             assert caught.value.errno == errno.EADDRINUSE
 

@@ -67,7 +67,7 @@ def test_hello_survives_the_padding_of_the_field(hello: Hello, padding: int) -> 
 @pytest.mark.parametrize(("room", "most"), [(REQUEST_ROOM, 36), (REPLY_ROOM, 176)])
 def test_user_data_fits_to_the_last_byte_and_not_one_more(room: int, most: int) -> None:
     assert len(Hello(1, 1, 64, 1, b"x" * most).pack(room)) == room
-    with pytest.raises(ValueError, match=f"{most + 1} bytes does not fit: {most} are left"):
+    with pytest.raises(ValueError, match=f"{most + 1} bytes does not fit: .* room for {most}"):
         Hello(1, 1, 64, 1, b"x" * (most + 1)).pack(room)
 
 

@@ -100,7 +100,7 @@ def test_use_without_the_libraries_says_what_is_missing(use: str) -> None:
         ),
         (
             'ImportError("libibverbs.so.1: version `IBVERBS_1.14\' not found")',
-            "older than 35, the smallest that aiordma runs with: update it",
+            "older than 35, the oldest that aiordma runs with: update it",
         ),
         ('ImportError("undefined symbol: ibv_reg_dmabuf_mr")', "older than 35"),
     ],
