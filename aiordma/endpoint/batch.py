@@ -4,18 +4,18 @@ Theory of operation
     `read` and `write` only note an operation, in C (`_core/batch.c`), after the checks that a
     single operation has: one that is refused raises there, and the others are not affected.
 
-    `submit` posts chains of work requests.  C posts the next chain in the place of one that has
-    completed, so that the task sleeps until all is done, unless other tasks wait for the number of
-    an operation.  Then C leaves the batch to this file, which waits in line with everybody else.
-    So two chains, each with half of the `one_sided_depth` operations, at most `OPERATION_CHAIN`,
-    and with at most 1 MiB, are all that a batch ever has in the send queue.
+    `submit` posts chains of work requests.  C posts the next chain when one has completed, so that
+    the task sleeps until all is done, unless other tasks wait for the number of an operation.  Then
+    C leaves the batch to this file, which waits in line with everybody else.  A batch never has
+    more than two chains in the send queue.  A chain has half of the `one_sided_depth` operations,
+    at most `OPERATION_CHAIN`, and at most 1 MiB.
 
     A chain that copies bytes has a region of 64 KiB of the connection's pool.  It is taken when the
     chain has a number, as for a single operation: however many batches wait, they have no region.
 
     The peer may end the exposure of memory while operations wait, so C looks again before each
-    post, and leaves out those of such memory: they have failed, and the connection goes on.  Who
-    owns memory is asked at the call.  If the peer has not said yet which memory is its own,
+    post, and leaves out those of such memory: they have failed, and the connection goes on.  The
+    owner of memory is checked at the call.  If the peer has not said yet which memory is its own,
     `submit` first waits for that.
 
     When an operation fails, the connection ends, and all that was posted comes back, one way or
@@ -73,14 +73,14 @@ class Batch(Uncopied):
     ends; if the block raises, nothing is posted.  Without a block, `submit` does it.  A batch is
     submitted once.
 
-    An operation that is added costs 50 to 75 bytes until the end of the batch; a READ without
-    `into` also the object with its bytes, from its post on; and a buffer that is no `bytes` a
-    memoryview, some 200 bytes.  Besides, a batch uses 128 KiB of registered memory at most.
+    Each operation takes 50 to 75 bytes until the end of the batch.  A READ without `into` also
+    takes the object with its bytes, once it is posted; a buffer that is no `bytes` takes a
+    memoryview, some 200 bytes.  A batch uses at most 128 KiB of registered memory.
 
     Order: the WRITEs of a batch take place in the order in which they were added, and a READ sees
     what the WRITEs before it have written.  A WRITE may overtake a READ that was added before it:
     do not write to memory that the same batch reads, and do not write from memory that the same
-    batch reads into.  A second batch has the first one's results.
+    batch reads into.  A batch that is submitted after the end of another sees what that has done.
     """
 
     __slots__ = (
@@ -138,7 +138,7 @@ class Batch(Uncopied):
             The place of the operation in the batch, from 0, which is the index of its result.
 
         Raises:
-            TypeError: Not one of `into` and `size` is given.
+            TypeError: Both or neither of `into` and `size` are given.
             ValueError: The bytes are not all inside `remote`, or too many for a batch: read those
                 by `Connection.read`.
             PermissionError: `remote` is not exposed for reading.
@@ -148,10 +148,10 @@ class Batch(Uncopied):
             RuntimeError: The batch was submitted before.
             ConnectionLostError, ResourceClosedError: The connection is over, or `into` is closed.
 
-        Whatever it raises, nothing was added, and the batch is as before.
+        If it raises, nothing was added.
         """
         if (into is None) is (size is None):
-            msg = "a read of a batch has either `into`, or `size` for a result of so many bytes"
+            msg = "a read of a batch takes either `into`, or `size` for a result of so many bytes"
             raise TypeError(msg)
         number = self._c.add(_READ, remote, into, offset, 0 if size is None else size)
         if number is None:
@@ -173,7 +173,7 @@ class Batch(Uncopied):
         Returns:
             The place of the operation in the batch, from 0.
 
-        It raises as `read` does, of a right to write, and nothing was added then.
+        It raises as `read` does, with the right to write; then nothing was added.
         """
         number = self._c.add(_WRITE, remote, data, offset, 0)
         if number is None:
@@ -225,13 +225,13 @@ class Batch(Uncopied):
     def results(self) -> list[Any]:
         """The result of each operation, in the order in which they were added.
 
-        A READ with `size` has `bytes`; other operations have the number of bytes that were moved.
+        For a READ with `size` it is `bytes`; for other operations, the number of bytes moved.
 
         Raises:
-            RuntimeError: The batch has not been submitted with success.
+            RuntimeError: The batch has not been submitted, or not all of it was done.
         """
         if self._results is None:
-            msg = "a batch has results when it was submitted, and all of it was done"
+            msg = "a batch has results after it was submitted, and all of it was done"
             raise RuntimeError(msg)
         return self._results
 
@@ -247,8 +247,8 @@ class Batch(Uncopied):
                 exception that a single operation would have raised.  `BatchLostError` if that is a
                 ConnectionLostError.  The connection is over, unless each operation that was not
                 done had its local region closed meanwhile, or its remote memory withdrawn.
-            StaleRegionError: Memory is not the peer's, which had not said so before; nothing was
-                posted.
+            StaleRegionError: Memory is not the peer's, as it said only after the operation was
+                added; nothing was posted.
             TimeoutError: The peer has not said for 30 seconds which memory is its own; nothing was
                 posted.
             ConnectionLostError, ResourceClosedError: The connection was over before the first post.
@@ -357,7 +357,7 @@ class Batch(Uncopied):
         raise operations.lost()
 
     def _error(self, states: bytes, cause: BaseException | None) -> BaseException:
-        """The exception of a batch of which not all was done."""
+        """The exception of a batch that was not done completely."""
         places: dict[int, list[int]] = {state: [] for state in range(_UNKNOWN + 1)}
         for place, state in enumerate(states):
             places[state].append(place)

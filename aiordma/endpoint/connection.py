@@ -606,9 +606,9 @@ class Connection(Uncopied):
             The number of bytes written.  They have reached the peer's adapter; but software iWARP
             reports success before the peer has checked the access.
 
-        Writes with `imm` that are under way at the same time are told of in the order of the calls;
-        on a raw connection, await each before the next.  A message that is sent before this call
-        returns, for instance by another task, may arrive before the data.  So await the write
+        Writes with `imm` that are under way at the same time are reported in the order of the
+        calls; on a raw connection, await each before the next.  A message that is sent before this
+        call returns, for instance by another task, may arrive before the data.  So await the write
         before sending a message about it, or use `imm`.
 
         A write with `imm` takes the place of a message at the peer, and waits for it as `send`
@@ -617,7 +617,7 @@ class Connection(Uncopied):
         Raises and cancellation: as `read`; with `imm` also as `send`.  A canceled write may still
         take place, and so may its note.
         """
-        # C tells of a write in the same post, which must not overtake one that is told of here.
+        # C reports a write in the same post, which must not overtake one that is reported here.
         if imm is None or (
             not self._telling
             and (self._receiver.exchange is None or getattr(remote, "notes", False))
@@ -779,8 +779,8 @@ class Connection(Uncopied):
         `async with` returns the `RemoteRegion` that names the memory; send its `to_bytes()` to the
         peer.  `Lease.view` gives access to the bytes.  When the block has ended, no access is
         possible any more.  A later access of the peer is refused: by its own library with a
-        StaleRegionError, if that has been told in time; or by the adapter, and that ends the
-        connection.  So let the peer say when it is done.
+        StaleRegionError, if it has heard of the end in time; otherwise by the adapter, which ends
+        the connection.  So let the peer say when it is done.
 
         Args:
             buf: A buffer, or a number of bytes for new memory.  A buffer has to be writable, unless
@@ -952,8 +952,8 @@ class Connection(Uncopied):
     async def wait_closing(self) -> None:
         """Wait until the connection is lost, or is being closed by either side.
 
-        It returns as soon as `is_closing` is true: for a program that gives back what the peer has
-        held.  `wait_closed` returns later, by seconds if the peer does not answer.
+        It returns as soon as `is_closing` is true: for a program that has to take back what the
+        peer held.  `wait_closed` returns later, by seconds if the peer does not answer.
 
         Cancellation: ends the wait.
         """

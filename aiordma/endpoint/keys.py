@@ -1,16 +1,16 @@
 """Keys: secrets by which the two sides of a connection prove to each other that they belong there.
 
 Theory of operation
-    No secret is sent.  The request has the tag of a key and a nonce of the client, the answer a
-    nonce of the listener and its proof, and the client's first frame has its proof, all within the
-    three steps that a handshake has anyway.  A proof is an HMAC-SHA256 of everything that both have
-    said, and of where they are.  The two sides make their proofs with different keys, so that a
-    side's own proof is of no use against it.
+    No secret is sent.  The client's request has the tag of a key and a nonce, the listener's answer
+    has a nonce and a proof, and the client's first frame has a proof: these are the three steps
+    that a handshake has anyway.  A proof is an HMAC-SHA256 of everything that both have said, and
+    of their addresses.  The two sides derive different keys for their proofs, so that a proof is of
+    no use against the side that has sent it.
 
     C refuses each frame of a peer that has proved nothing (`pass_gate` in _core/connection.c).
     docs/wire.md, "Keys", is the specification; this file and that page change together.
 
-The peer chooses everything that arrives here, and this side's program everything that is sent.
+The peer chooses everything that arrives here, and this side's program chooses what is sent.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _hmac(key: bytes, data: bytes) -> bytes:
 
 
 class _Key:
-    """What is made of one secret."""
+    """The keys that are derived from one secret."""
 
     __slots__ = ("client", "id", "listener", "tag")
 
@@ -104,22 +104,21 @@ class _Key:
 class Keys(Uncopied):
     """Secrets by which a client and a listener prove to each other that they have the same one.
 
-    Give it to both sides as `ConnectionConfig(keys=...)`.  A client uses the first of its keys, and
-    a listener takes clients with any of its keys.  So that no client is refused while a key is
-    replaced: add the new key to the listeners, as the last; then have clients use it; then remove
-    the old one from the listeners.
+    Both sides get one as `ConnectionConfig(keys=...)`.  A client uses the first of its keys, and a
+    listener accepts clients with any of its keys.  To replace a key without refusing a client, add
+    the new key to the listeners, as the last; then have clients use it; then remove the old one
+    from the listeners.
 
     A secret is never sent, and neither `repr`, nor an error, nor a log shows it; the object can
     be neither copied nor pickled.  The names of keys are no secrets.
 
     Args:
         keys: Secrets by their names, for instance `{"2026-11": secret}`.  A name has 1 to 255
-            characters, and is the same on both sides.  A secret has at least 16 bytes, which are to
-            be random, as of `secrets.token_bytes(32)`: a password can be guessed by anybody who has
-            seen a handshake.
+            characters, and is the same on both sides.  A secret has at least 16 random bytes, as
+            from `secrets.token_bytes(32)`: anybody who has seen a handshake can guess a password.
 
     Raises:
-        TypeError: A name is no text, or a secret is no buffer; a text is none.
+        TypeError: A name is no str, or a secret is no buffer; a str is none.
         ValueError: There is no key, a name is empty or too long, or a secret is too short.
     """
 
@@ -132,24 +131,24 @@ class Keys(Uncopied):
         self.replace(keys)
 
     def replace(self, keys: Mapping[str, Buffer]) -> None:
-        """Use these keys, and no others, from now on; in any thread.
+        """Use these keys, and no others, from now on.  May be called in any thread.
 
-        A handshake that is under way with a key that is removed fails.  Connections stay as they
-        are: `Connection.get_extra_info("key_id")` says which of them to close if a key was lost.
+        A handshake in progress with a key that is removed fails.  Connections stay as they are:
+        `Connection.get_extra_info("key_id")` says which of them to close if a key has leaked.
 
         Args:
-            keys: As of the class.
+            keys: As for the class.
 
         Raises:
-            TypeError, ValueError: As of the class; the old keys stay.
+            TypeError, ValueError: As for the class; the old keys stay.
         """
         if not isinstance(keys, Mapping):
             # Not its repr, which may be a secret.
-            msg = f"keys have to be secrets by their names, not {type(keys).__name__}"
+            msg = f"keys has to be a mapping of names to secrets, not {type(keys).__name__}"
             raise TypeError(msg)
         made = [_Key(*_checked(name, secret)) for name, secret in keys.items()]
         if not made:
-            msg = "there has to be a key at least; without keys leave the setting out"
+            msg = "there has to be at least one key; to use no keys, leave the setting out"
             raise ValueError(msg)
         by_tag = {key.tag: key for key in made}
         if len(by_tag) < len(made):
@@ -173,7 +172,7 @@ class Keys(Uncopied):
 def _checked(name: str, secret: Buffer) -> tuple[str, bytes]:
     """A name and its secret; no error shows the secret."""
     if not isinstance(name, str):
-        msg = f"the name of a key has to be a text, not {type(name).__name__}"
+        msg = f"the name of a key has to be a str, not {type(name).__name__}"
         raise TypeError(msg)
     if not 0 < len(name) <= _LONGEST_ID or not name.isprintable():
         msg = f"the name of a key has 1 to {_LONGEST_ID} printable characters"
@@ -181,8 +180,8 @@ def _checked(name: str, secret: Buffer) -> tuple[str, bytes]:
     data = bytes(bytes_of(f"key {name!r}", secret))
     if not _SMALLEST <= len(data) <= MOST_BYTES:
         msg = (
-            f"key {name!r} has {len(data)} bytes, of at least {_SMALLEST} and at most "
-            f"{MOST_BYTES}: make one by secrets.token_bytes(32)"
+            f"key {name!r} has {len(data)} bytes, and needs {_SMALLEST} to {MOST_BYTES}: make one "
+            "by secrets.token_bytes(32)"
         )
         raise ValueError(msg)
     return name, data
@@ -221,10 +220,10 @@ def _flagged(hello: bytes) -> bytes:
 
 
 def _part_of(data: bytes, size: int) -> int:
-    """Where the bytes of a key begin in private data that begin with the magic; 0: they have none.
+    """Where a key's bytes begin in private data that begin with the magic; 0 if there is no key.
 
-    Versions before 0.1.0 set the same flag, and have 8 random bytes there; so what is cut off, or
-    has a nonce of zeros, which are padding, is no key.
+    Versions before 0.1.0 set the same flag, and have 8 random bytes there.  So bytes that are cut
+    off, or whose nonce is zeros, which are padding, are no key.
     """
     if len(data) < HELLO_SIZE or not data[_AT_FLAGS] & MORE_FLAGS:
         return 0
@@ -238,9 +237,9 @@ class Pledge:
     """A client's side of one handshake.
 
     Args:
-        keys: Of which the first is used.
-        hello: Its hello, with the program's data.
-        nonce: For tests; else random.
+        keys: The keys, of which the first is used.
+        hello: The client's hello, with the program's data.
+        nonce: A nonce for tests; None for a random one.
 
     Attributes:
         request: The private data of the request.
@@ -326,7 +325,7 @@ class Claim:
         Args:
             hello: The hello of this side, with the program's data.
             ends: Where the two sides are.
-            nonce: For tests; else random.
+            nonce: A nonce for tests; None for a random one.
         """
         said = _flagged(hello) + (secrets.token_bytes(_NONCE_SIZE) if nonce is None else nonce)
         transcript = _transcript(self._request, said, ends)
@@ -345,8 +344,8 @@ def claims_key(data: bytes) -> bool:
 
 
 def plain_hello(data: bytes) -> bytes:
-    """Private data without the nonces, which are different each time: so `Hello.parse` keeps them.
+    """Private data without the nonces, which differ each time, so that `Hello.parse` caches them.
 
-    What is cut off stays so.
+    Data that are cut off stay so.
     """
     return data[: HELLO_SIZE + data[_AT_LENGTH]] if len(data) >= HELLO_SIZE else data

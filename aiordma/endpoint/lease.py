@@ -7,9 +7,9 @@ Theory of operation
     connection of that peer and no other, because keys belong to a protection domain and each
     connection has its own.
 
-    The name of the memory says whose it is (`Link.expose`).  So the peer refuses a name of an
-    earlier life of this program by itself, and is told of the end of a lease, so that it refuses
-    that name, too.  Both spare it the connection; they replace nothing that the adapter does.
+    The name of the memory says whose it is (`Link.expose`).  So the peer's library refuses a name
+    of an earlier life of this program.  It also hears of the end of a lease, and then refuses that
+    name, too.  Both save the connection; they replace nothing that the adapter does.
 
     With memory windows a lease would not need a registration.  But Soft-RoCE does not enforce the
     bounds of a window (docs/surprises.md), so a lease of a part gives access to the whole region.
@@ -159,19 +159,19 @@ class Lease(Uncopied):
         """Iterate over the notes of the peer's writes to the memory, until the lease ends.
 
         For a lease that was made with `expose(..., notes=True)`.  The peer's
-        `write(region, data, imm=number)` then arrives here as a `Note`, when the data are in their
-        place, and in the order of its writes; not as a message.  A write without `imm` sends no
+        `write(region, data, imm=number)` then arrives here as a `Note`, and not as a message: when
+        the data are in their place, and in the order of its writes.  A write without `imm` sends no
         note.
 
         There is one reader, and each call returns the same iterator.  Until a note is read, it
-        takes the place of a message: a program that reads no notes has its peer wait, with
-        messages, too.  So read them in a task of their own.
+        takes the place of a message: a program that reads no notes makes its peer wait, also with
+        messages.  So read them in a task of their own.
 
         Returns:
             An async iterator.  It ends with the lease, and drops notes that were not read then.
 
         Raises:
-            ValueError: The lease is without notes.
+            ValueError: The lease has no notes.
         """
         if self._notes is None:
             msg = "the lease has no notes: expose the memory with notes=True"

@@ -411,8 +411,8 @@ class Link(AdapterSide):
     def expose(self) -> tuple[int, int]:
         """What the name of memory that is exposed now says of its owner: identity, generation.
 
-        The peer is told the identity, and asked for its own; a peer that has one is told of the end
-        (`revoke`).  A raw peer knows nothing of this: (0, 0).
+        The peer is told the identity, and asked for its own; a peer that has one also hears of the
+        end (`revoke`).  A raw peer knows nothing of this: (0, 0).
         """
         if not self.identity:
             return 0, 0

@@ -106,13 +106,13 @@ def listen(
         allow: Networks and addresses whose clients may connect, as in `["10.0.0.0/8", "fd00::/8"]`;
             None: all may.  A client is refused before anything is allocated for it.  On
             InfiniBand a client can choose its address: see docs/security.md.
-        deny: Networks and addresses whose clients may not connect, although they are in `allow`.
-        authorize: Called with the `ConnectRequest` of each client that is not refused before, as a
-            function or a coroutine function: whether the client may connect.  Each call has
-            `limits.handshake_timeout_s`, and up to `limits.max_half_open` are under way.  True lets
-            the client go on; after False it is refused, and after an exception or another result,
-            which is logged.  `ConnectRequest.reject` refuses it with bytes of the program.  The
-            client has not yet proved that it has the key: it is connected only when it has.
+        deny: Networks and addresses whose clients may not connect, even if they are in `allow`.
+        authorize: A function or coroutine function that decides whether a client may connect.  It
+            is called with the `ConnectRequest` of each client that was not refused before, and has
+            `limits.handshake_timeout_s`; up to `limits.max_half_open` calls are under way.  True
+            lets the client go on.  After False it is refused, and also after an exception or
+            another result, which is logged.  `ConnectRequest.reject` refuses it with bytes of the
+            program.  The client has not proved its key yet: it is connected only when it has.
 
     Raises:
         TypeError, ValueError: An argument is invalid; raised by the call, before it is awaited.
@@ -438,7 +438,7 @@ class Listener(Uncopied):
 
         Raises:
             RuntimeError: The listener's event loop runs in another thread; or it has `authorize`,
-                which answers.
+                which answers the requests.
             DeviceRemovedError: In the iteration, when the RDMA devices of all addresses were
                 removed.
         """
@@ -517,8 +517,7 @@ class Listener(Uncopied):
 class ConnectRequest(Uncopied):
     """A request of a client, from `Listener.requests()`; answer it once, by `accept` or `reject`.
 
-    Or of a client that `authorize` of `listen` decides about, which answers by its result, or by
-    `reject`.
+    `authorize` of `listen` gets one, too, and answers it by its result, or by `reject`.
 
     Attributes:
         peername: The (address, port) of the client.

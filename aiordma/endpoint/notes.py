@@ -1,4 +1,4 @@
-"""Notes: what the peer says of its writes to memory that this side has exposed.
+"""Notes: what the peer says about its writes to memory that this side has exposed.
 
 Theory of operation
     A noted write is a WRITE and, behind it on the same reliable connection, a NOTE frame: when the
@@ -161,7 +161,7 @@ class Notes(Uncopied):
         queue = self._queue
         while not queue:
             if self._addr < 0:
-                msg = "the lease is not open: read its notes inside of its block"
+                msg = "the lease is not open: read its notes inside its block"
                 raise ResourceClosedError(msg)
             if self._lease is None:
                 raise StopAsyncIteration

@@ -4,10 +4,11 @@ Theory of operation
     An access that the peer's adapter refuses ends the connection for both sides.  So everything
     that can be checked here is checked before the access is posted, and raises an exception.
 
-    Part of that is whose memory a name names.  The peer tells the identity of its protection domain
-    (docs/wire.md, "Identity"), and a name of any other owner is refused, as is one whose exposure
-    has ended as far as the peer has told.  A peer that has not told yet is asked, and the first
-    operation waits for its answer.  What waits in line is looked at again before it is posted.
+    One check is whose memory a name stands for.  The peer tells the identity of its protection
+    domain (docs/wire.md, "Identity"), and a name of any other owner is refused, as is one whose
+    exposure has ended as far as the peer has said.  A peer that has not said so yet is asked, and
+    the first operation waits for its answer.  What waits in line is checked again before it is
+    posted.
 
     The adapter needs registered memory on this side.  Memory that the program has registered
     (`register`) is used as it is.  Up to 64 KiB of other memory are copied through a buffer that

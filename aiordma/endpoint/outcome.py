@@ -46,11 +46,11 @@ _ABORTS = {
     ),
     AbortReason.PROTOCOL: (
         f"{_SAID}: it says that this side broke the protocol",
-        "the peer's log has what it found; do both sides run versions of aiordma that fit?",
+        "the peer's log has what it found; do both sides run compatible versions of aiordma?",
     ),
     AbortReason.TIMEOUT: (
         f"{_SAID}: it waited too long for this side",
-        "does this side's event loop stand still? See idle_timeout_s there",
+        "is this side's event loop blocked? idle_timeout_s of the peer is the limit",
     ),
     AbortReason.MEMORY: (f"{_SAID}: it ran out of memory", "see the peer's log"),
     AbortReason.DAMAGED: (
@@ -64,7 +64,7 @@ _ABORTS = {
     ),
     AbortReason.REQUEST: (
         f"{_SAID}: it receives messages there, and this side uses requests",
-        "have the peer's program serve requests, by `serve_requests` in place of `serve` or by "
+        "have the peer's program serve requests, by `serve_requests` instead of `serve` or by "
         "`Connection.requests()` (docs/requests.md); or use `send()` and `recv()`",
     ),
 }
@@ -92,7 +92,7 @@ def unserved_error() -> ProtocolError:
     text = "the peer uses requests on the connection, and this side's program receives messages"
     error = protocol_error(text)
     error.hint = (
-        "serve requests by `serve_requests` in place of `serve`, or by `Connection.requests()`; "
+        "serve requests by `serve_requests` instead of `serve`, or by `Connection.requests()`; "
         "or ask by `Connection.request()` (docs/requests.md)"
     )
     error._unserved = True
@@ -151,7 +151,7 @@ def abort_reason(cause: BaseException) -> AbortReason | None:
 
 
 def _raised(words: bytes) -> str:
-    """The end of the peer's program, of whose exception these bytes name the class."""
+    """How the peer's program ended, if these bytes name the class of its exception."""
     name = words.decode(errors="ignore")
     if not name.isidentifier():  # the peer can send anything
         return ""
@@ -185,8 +185,8 @@ def vanished_error() -> ConnectionLostError:
     """The error if the peer has disconnected without sending END or ABORT."""
     text = "the peer disconnected without a word: its process ended, or its adapter failed"
     hint = (
-        "did the peer's process end, by a signal perhaps, or without closing the connection? Was "
-        "an access of it refused, as after the end of a lease? See its log and its exit status"
+        "did the peer's process end, perhaps by a signal, or without closing the connection? Was "
+        "one of its accesses refused, as after the end of a lease? See its log and its exit status"
     )
     return _lost(text, hint)
 
@@ -210,9 +210,8 @@ def violation(kind: str, first: int, second: int) -> ConnectionLostError:
         "WRITE": "a write with an immediate",
         "DONE": f"it answered exchange {first}: more answers than exchanges",
         "SIZE": f"a message of {first} bytes, of at most {second}",
-        "ORDER": f"another message came in place of {first} bytes that are missing",
-        "NUMBER": f"message number {first} came in place of {second}: one came twice, or is "
-        "missing",
+        "ORDER": f"another message came instead of {first} bytes that are missing",
+        "NUMBER": f"message number {first} came instead of {second}: one came twice, or is missing",
         "PROOF": f"its first message, of {first} bytes, does not prove that it has the key",
         "NOTE": f"a note of a write with flags {first:#x} and {second} bytes",
     }

@@ -14,9 +14,9 @@ Theory of operation
     A send that has completed successfully has reached the peer's adapter, whatever happens to the
     connection later.  So `flush` compares the number of completed sends with that of the last one
     that carries something of the program's, and raises only if some up to that one have failed or
-    will never complete.  The peer's disconnection can overtake
-    the completion of a send that the peer's adapter has already acknowledged; on Soft-RoCE this
-    happened once in a few hundred times.  So the queue pair gets a moment for it (`Goodbye`).
+    will never complete.  The peer's disconnection can overtake the completion of a send that the
+    peer's adapter has already acknowledged; on Soft-RoCE this happened once in a few hundred times.
+    So the queue pair gets a moment for it (`Goodbye`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from aiordma.loop.timers import Timer, call_later, now
 
 __all__ = ["Sender"]
 
-#: After so many seconds a send waits for long.
+#: After so many seconds the wait of a send is worth a warning.
 _LONG_S = 5.0
 _TOLD = LogShare("sends that wait")
 
@@ -109,10 +109,10 @@ class Sender:
     def enqueue(
         self, kind: FrameKind, data: memoryview | bytes, argument: int, imm: int | None
     ) -> QueuedSend | None:
-        """Send one frame, or have it stand in line.
+        """Send one frame, or have it wait in line.
 
         Returns:
-            None, or the wait in line, which ends with what is to be given to `check`.
+            None, or the wait in line, whose result is for `check`.
         """
         self._look_for_slot()
         self._watch()
@@ -183,9 +183,9 @@ class Sender:
         self._timer = call_later(self._link.loop, seconds, self._look)
 
     def _look(self) -> None:
-        """End waits of `stall_timeout_s`, and tell if this program is the one that holds them up.
+        """End waits of `stall_timeout_s`, and warn if this program is the one that holds them up.
 
-        A program that sends and does not receive waits for a peer that does the same, for ever.
+        A program that sends and does not receive waits forever for a peer that does the same.
         """
         self._timer = None
         limit = self._limit
@@ -217,7 +217,7 @@ class Sender:
             count = self._state.arrived
             self._link.warn(
                 "send() to %s has waited %.0f s for room, and %d message%s arrived here that "
-                "nobody receives: if the peer waits in send(), too, both wait for ever; receive in "
+                "nobody receives: if the peer waits in send(), too, both wait forever; receive in "
                 "a task of its own",
                 self._link.peer_name(), seconds, count, " has" if count == 1 else "s have",
             )  # fmt: skip
@@ -293,7 +293,7 @@ class Sender:
         await self._send(FrameKind.RENDEZVOUS, head, length, imm)
 
     async def note(self, key: int, addr: int, length: int, imm: int) -> None:
-        """Tell the peer that so many bytes were written to its memory; return as `data` does."""
+        """Tell the peer that `length` bytes were written to its memory; return as `data` does."""
         await self._send(FrameKind.NOTE, NOTE.pack(key, length), addr, imm)
 
     def control(self, kind: FrameKind, argument: int = 0, flags: int = 0) -> None:

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.device, pytest.mark.virtual_time]
 
 LINE = (
     r"#\d+ send\(\) to .+ has waited (\d+) s for room, and (\d+) messages? ha\w+ arrived here that "
-    r"nobody receives: if the peer waits in send\(\), too, both wait for ever; receive in a task "
+    r"nobody receives: if the peer waits in send\(\), too, both wait forever; receive in a task "
     r"of its own"
 )
 

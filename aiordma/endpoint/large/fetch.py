@@ -323,7 +323,7 @@ class Fetcher:
         self._sender.control(FrameKind.DONE, fetch.number)
 
     def _deliver_empty(self, fetch: _Fetch) -> None:
-        """Deliver an empty message in place of one that was read elsewhere, or dropped."""
+        """Deliver an empty message instead of one that was read elsewhere, or dropped."""
         fetch.large.message = Message(b"", fetch.imm)
         self._receiver.wake()
 

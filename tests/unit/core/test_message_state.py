@@ -329,7 +329,7 @@ def test_a_frame_that_comes_twice_or_is_missing_is_a_violation(numbers: list[int
         assert one.take(slots.lay(slot, FrameKind.PING, number=number))
     expected = len(numbers)
     assert one.state.facts()["wrong"] == ("NUMBER", numbers[-1], expected)
-    with pytest.raises(ProtocolError, match=f"number {numbers[-1]} came in place of {expected}"):
+    with pytest.raises(ProtocolError, match=f"number {numbers[-1]} came instead of {expected}"):
         raise violation(*one.state.facts()["wrong"])
 
 

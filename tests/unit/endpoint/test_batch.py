@@ -249,7 +249,7 @@ async def test_without_initiator_depth_nothing_is_read(c: Lib) -> None:
 async def test_a_batch_is_submitted_once(c: Lib) -> None:
     place = Place()
     batch: Any = place.end.batch()
-    with pytest.raises(RuntimeError, match="when it was submitted"):
+    with pytest.raises(RuntimeError, match="after it was submitted"):
         assert batch.results
     assert await batch.submit() == []
     with pytest.raises(RuntimeError, match="begin another"):

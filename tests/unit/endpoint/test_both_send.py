@@ -24,7 +24,7 @@ __all__ = ["fake_regions"]
 SLOT = 128
 LINE = (
     r"#\d+ send\(\) to .+ has waited (\d+) s for room, and (\d+) messages? ha\w+ arrived here that "
-    r"nobody receives: if the peer waits in send\(\), too, both wait for ever; receive in a task "
+    r"nobody receives: if the peer waits in send\(\), too, both wait forever; receive in a task "
     r"of its own"
 )
 
