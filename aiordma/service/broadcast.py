@@ -1,16 +1,16 @@
-"""Broadcast: one message for many connections, and what becomes of it where there is no room.
+"""Broadcast: one message for many connections, and what happens to it if there is no room.
 
 Theory of operation
     A message is posted over all connections in one call of C (`MessageState.send_each`), which
-    tells of those over which it did not go.  Only these cost Python anything, so that a slow
+    returns those over which it was not sent.  Only these cost Python anything, so that a slow
     receiver delays no other.
 
-    What has to wait is kept once, as bytes, for all connections: each has a reference.
+    A message that has to wait is kept once, as bytes, for all connections: each has a reference.
 
     "latest" depends on what the peer has taken.  A connection whose peer has a `recv_depth` of 1
     has a single credit, which comes back when the program there takes the message.  Here a task
-    stands in the connection's line without a message (`Sender.wait_room`), and looks for the newest
-    one in the moment in which the credit has come.
+    waits in the connection's line without a message (`Sender.wait_room`), and chooses the newest
+    one at the moment when the credit comes.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ __all__ = ["Broadcast", "Delivery", "Slow", "SubscriberStats"]
 
 Slow = Literal["wait", "drop", "latest"]
 _POLICIES = ("wait", "drop", "latest")
-#: Exceptions of one connection, which are no concern of the others.
+#: Exceptions of one connection, which do not concern the others.
 _OWN = (OSError, MessageTooLargeError)
 
 
 @dataclass(slots=True)
 class Delivery:
-    """What has become of one message of a `Broadcast`.
+    """What happened to one message of a `Broadcast`.
 
     Attributes:
         sent: Over how many connections it was sent.
-        waiting: "latest": the connections for which it waits.
-        dropped: The connections that have missed a message by this call.  "drop": this message, as
-            there was no room.  "wait": this message, as there was none before the timeout,
-            or before it was discarded.
-            "latest": an older one, in whose place this one waits.
-        failed: The connections that have failed, and the exceptions.
+        waiting: With "latest", the connections for which it waits.
+        dropped: The connections that miss a message because of this call.  With "drop" it is this
+            message, as there was no room.  With "wait" it is this message, as there was no room
+            before the timeout, or before the connection was discarded.  With "latest" it is an
+            older message, which this one replaces.
+        failed: The connections that failed, with their exceptions.
     """
 
     sent: int
@@ -77,11 +77,11 @@ class _Outcomes:
 
 @dataclass(frozen=True, slots=True)
 class SubscriberStats:
-    """What has become of the messages for one connection of a `Broadcast`, since it was added.
+    """What happened to the messages for one connection of a `Broadcast` since it was added.
 
     Attributes:
         sent: Messages that were sent over it.
-        dropped: Messages that it has missed, because there was no room.
+        dropped: Messages that it missed, because there was no room.
         failed: Messages that could not be sent, because they are larger than the peer accepts.
         waiting: Messages that are still to be sent, 0 or 1; with "wait" always 0.
     """
@@ -96,8 +96,8 @@ class _Member:
     """A connection of a Broadcast.
 
     Attributes:
-        since: How many messages there had been before it was added.
-        task: Sends a large message, or waits for room to send the newest; None: nobody does.
+        since: How many messages there were before it was added.
+        task: Sends a large message, or waits for room to send the newest; None: there is none.
         waiting: The newest message, which is to be sent: its bytes, and its immediate.
         sending: Whether the task has taken a message that it has not sent yet.
         unfinished: "wait": the tasks of calls that wait to send over it.
@@ -120,7 +120,7 @@ class _Member:
 
 
 class _Outgoing:
-    """A message that did not go over some connections at once.
+    """A message that could not be sent over some connections at once.
 
     Attributes:
         message: The program's object.
@@ -176,30 +176,30 @@ class _Outgoing:
 
 
 class Broadcast(Uncopied):
-    """Sends each message to all of its connections; made in the event loop of these.
+    """Sends each message to all of its connections, in whose event loop it is made.
 
-    A connection that ends, that sends no more (`send_eof`), or that begins to carry requests leaves
-    by itself.  The connections belong to the program: a broadcast closes none of them.  One that is
-    forgotten is gone; its connections go on.
+    A connection leaves by itself when it ends, sends no more (`send_eof`), or begins to carry
+    requests.  The connections belong to the program: a broadcast closes none of them, and they go
+    on when it is garbage collected.
 
     Args:
         connections: The first connections; see `add`.
-        slow: What becomes of a message for a connection without room, which is one whose peer
+        slow: What happens to a message for a connection without room, which is one whose peer
             holds `recv_depth` messages that its program has not received.
 
             - "wait": `send` waits until each connection has taken it.
             - "drop": the connection misses the message.
-            - "latest": one message waits for the connection, the newest; one that waited before is
-              dropped.  The peer has to have a `recv_depth` of 1.  Then, when its program receives
-              a message, the newest of that moment is sent behind it, and is what it receives next:
-              no message is older than the time that the program has spent on the one before, and
-              the time between two messages.
-        on_leave: Called with a connection that has left by itself, and the exception that tells
-            why, in the next iteration of the loop.
+            - "latest": the newest message waits for the connection, and replaces one that waited
+              before.  The peer needs a `recv_depth` of 1.  Then, when its program receives a
+              message, the newest one at that moment is sent, and is what it receives next.  So no
+              message is older than the time that the program spent on the one before, plus the
+              time between two messages.
+        on_leave: Called in the next iteration of the loop with a connection that has left by
+            itself, and the exception that says why.
 
     Raises:
-        ValueError: There is no such policy.
-        RuntimeError: No event loop runs.
+        ValueError: `slow` is none of these.
+        RuntimeError: No event loop is running.
         Others: As `add`.
     """
 
@@ -218,7 +218,7 @@ class Broadcast(Uncopied):
         on_leave: Callable[[Connection, BaseException], object] | None = None,
     ) -> None:
         if slow not in _POLICIES:
-            msg = f"slow is {slow!r}, and none of {', '.join(map(repr, _POLICIES))}"
+            msg = f"slow has to be one of {', '.join(map(repr, _POLICIES))}, not {slow!r}"
             raise ValueError(msg)
         self._loop = asyncio.get_running_loop()
         self._slow: Slow = slow
@@ -241,8 +241,8 @@ class Broadcast(Uncopied):
 
         Raises:
             TypeError: It is no `Connection`.
-            ValueError: "latest": the peer lets more than one message wait at its side.  It has to
-                have connected, or listened, with `ConnectionConfig(recv_depth=1)`.
+            ValueError: With "latest", the peer accepts more than one message ahead.  It has to
+                connect, or listen, with `ConnectionConfig(recv_depth=1)`.
             RuntimeError: The connection carries requests, or belongs to another event loop.
             ResourceClosedError, ConnectionLostError: The connection is over.
         """
@@ -269,13 +269,13 @@ class Broadcast(Uncopied):
         self._ready = None
 
     def discard(self, connection: Connection) -> None:
-        """Send no further message over this connection; nothing if it is none of this broadcast.
+        """Send no further message over this connection.  Idempotent.
 
-        A message that waits for it is not sent, and calls of `send` do not wait for it any more:
-        it has missed theirs.  A large one whose transfer has begun may still arrive.
+        A message that waits for it is not sent.  Calls of `send` do not wait for it any more, and
+        have it in `Delivery.dropped`.  A large message whose transfer has begun may still arrive.
 
         Raises:
-            RuntimeError: This is another event loop.
+            RuntimeError: This is not the broadcast's event loop.
         """
         check_loop(self._loop, "broadcast")
         if connection in self._members:
@@ -308,7 +308,7 @@ class Broadcast(Uncopied):
 
     @property
     def stats(self) -> dict[Connection, SubscriberStats]:
-        """What has become of the messages so far, by connection."""
+        """What happened to the messages so far, by connection."""
         return {connection: self._stats_of(m) for connection, m in self._members.items()}
 
     def _stats_of(self, member: _Member) -> SubscriberStats:
@@ -327,40 +327,40 @@ class Broadcast(Uncopied):
         *,
         timeout: float | None = None,
     ) -> Delivery:
-        """Send one message over all connections that there are at the call.
+        """Send one message over all connections that the broadcast has now.
 
         Args:
             message: As for `Connection.send`.  With "drop" and "latest" a part of a `Memory` is
                 refused, as its bytes might change while it waits.
             imm: A 32-bit number that arrives as `Message.imm`.
-            timeout: "wait": the seconds after which connections without room are given up for this
-                message; None: as long as it takes.
+            timeout: With "wait", the seconds after which the message is dropped for connections
+                without room; None: never.
 
         Returns:
-            What has become of it.  An error of one connection is in `Delivery.failed`, and does not
+            What happened to it.  An error of one connection is in `Delivery.failed`, and does not
             disturb the others.
 
         When the call returns, the bytes of `message` may be changed again.  They are kept once, if
         at all, however many connections wait: with "wait" in the program's buffer; with "drop" and
         "latest" as the program's `bytes`, or in a copy of any other buffer.  As with
-        `Connection.send`, a message that fits is copied into memory of each connection that is
-        registered for that, and a message of more than 256 KiB is read by the peers where it is.
+        `Connection.send`, a message that fits is copied into registered memory of each connection,
+        and the peers read a message of more than 256 KiB where it is.
 
-        Only "wait" waits; with "drop" and "latest" the call returns without a suspension, so that a
-        program that does nothing else does not let other tasks run.  With "drop" there is room for
-        a message that is too large to be copied if no such message is in progress.  With "latest"
-        such a message is fetched when the peer's program waits for it, and what comes meanwhile
-        waits.  A connection over which the message cannot go within its
+        Only "wait" waits.  With "drop" and "latest" the call never suspends, so a program that does
+        nothing else does not let other tasks run.  With "drop" there is room for a message that is
+        too large to be copied if no such message is in progress.  With "latest" such a message is
+        fetched when the peer's program waits for it, and meanwhile other messages wait.  A
+        connection over which the message cannot be sent within its
         `ConnectionConfig.stall_timeout_s` fails with TimeoutError; with "latest" it leaves.
 
         Raises:
             TypeError: The message is no buffer.
-            ValueError: `imm` does not fit into 32 bits; `timeout` is given and nothing waits.
-            RuntimeError: This is another event loop.
+            ValueError: `imm` does not fit into 32 bits; or `timeout` is given without "wait".
+            RuntimeError: This is not the broadcast's event loop.
 
-        Cancellation: the message is not sent over the connections that it waits for, but a large
-        one may still arrive there; they have missed it (`SubscriberStats.dropped`).  Over the
-        others it was sent.
+        Cancellation: the message is not sent over the connections that it waits for, which have
+        then missed it (`SubscriberStats.dropped`); but a large one may still arrive there.  Over
+        the others it was sent.
         """
         check_loop(self._loop, "broadcast")
         if imm is not None:
@@ -435,7 +435,7 @@ class Broadcast(Uncopied):
         return False
 
     def _let_wait(self, member: _Member, outgoing: _Outgoing, delivery: _Outcomes) -> None:
-        """Have the message wait in the place of the one that waits."""
+        """Have the message wait instead of the one that waits now."""
         if member.waiting is not None:
             member.dropped += 1
             delivery.dropped.append(member.connection)
@@ -528,10 +528,10 @@ class Broadcast(Uncopied):
 
 
 def _begun(member: _Member, code: int, outgoing: _Outgoing) -> Coroutine[Any, Any, None] | None:
-    """Send, or have the message stand in line behind those of earlier calls.
+    """Send, or have the message wait in line behind those of earlier calls.
 
     Returns:
-        None if it was sent; else what is to be awaited.
+        None if it was sent; else a coroutine to await.
     """
     sender, size = member.connection._sender, outgoing.size
     sender.check(code)

@@ -1,22 +1,22 @@
 """Pool: connections to one service, kept open, lent or shared, and replaced when they break.
 
 Theory of operation
-    `connection()` lends a connection to one task; `request()` shares connections, of which each has
-    many requests under way (way.py).  Tasks for which there is no connection wait in line,
-    first come, first served; while tasks wait for a connection of their own, as many connections
-    are kept for them, and get no further requests.
+    `connection()` lends a connection to one task; `request()` shares connections, each of which has
+    many requests under way (way.py).  Tasks for which there is no connection wait in line, first
+    come, first served.  While tasks wait for a connection of their own, as many connections are
+    kept for them, and get no further requests.
 
-    `_fill` compares the connections that there are, or are being opened, with the number wanted:
-    `min_size`, and another connection for each task in line, up to `max_size`.  An opener goes on,
-    with growing pauses, as long as its connection is wanted; ways.py says to which address.  A
-    watcher for each connection notices its end.  That a connection is about to end is noticed when
-    it would be used: what a request costs does not grow with the number of connections.
+    `_fill` compares the number of connections, including those that are being opened, with the
+    number wanted: `min_size`, and one more for each task in line, up to `max_size`.  An opener goes
+    on, with growing pauses, as long as its connection is wanted; ways.py says to which address.  A
+    watcher for each connection notices its end.  A connection that is about to end is noticed only
+    when it would be used, so the cost of a request does not grow with the number of connections.
 
-    With several addresses a mover brings connections back to one that works again, one after the
-    other.
+    With several addresses a mover brings connections back to one that works again, one after
+    another.
 
-    All of these tasks belong to `_Core`, and none of them has the Pool, so that a Pool
-    that is forgotten is collected, and says so.
+    All of these tasks belong to `_Core`, and none of them refers to the Pool, so that a Pool to
+    which nothing refers is garbage collected, and warns.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ from aiordma.service.ways import Naming, Ways, addresses_of, rails_of
 __all__ = ["Pool", "PoolStats"]
 
 _log = logging.getLogger("aiordma")
-#: Times that a request is sent at most.
+#: How often a request is sent at most.
 _TRIES = 3
 #: Seconds before the last of them, if it goes to the address where the others were lost: a server
 #: that dies breaks its connections one after the other.
 _LAST_PAUSE_S = 0.1
-#: Seconds of an attempt to connect, unless the program says otherwise: to the only address, and to
-#: one of several, of which a silent one holds up the others.
+#: Seconds of an attempt to connect, unless the program has a limit of its own: to the only address,
+#: and to one of several, where a silent one holds up the others.
 _ATTEMPT_S, _ATTEMPT_OF_SEVERAL_S = 10.0, 3.0
 Check = Callable[[Connection], Awaitable[object]]
 
@@ -79,7 +79,7 @@ class PoolStats:
 
     Attributes:
         size: Connections that are open.
-        available: Connections among them that no task uses.
+        available: Those of them that no task uses.
         connecting: Connections that are being opened.
         waiting: Tasks that wait for a connection.
         requests: Requests by `Pool.request`.
@@ -87,10 +87,10 @@ class PoolStats:
         leases: Connections that `Pool.connection` has lent.
         timeouts: Waits for a connection that ended with TimeoutError.
         lost: Connections that broke, or failed the check.
-        reconnects: Connections that were opened in place of these.
+        reconnects: Connections that were opened to replace these.
         errors: Attempts to connect that failed.
-        moves: Connections that were opened in place of others to a worse address.
-        addresses: The same for each address.
+        moves: Connections that were opened to replace others to a worse address.
+        addresses: The state and the counters of each address.
     """
 
     size: int = 0
@@ -128,7 +128,7 @@ class _Settings:
 def _without_frames(exc: Exception) -> Exception:
     """The exception, without the tracebacks of itself and its causes.
 
-    A pool keeps its last failures, and each frame, or one that it was called from, has the pool.
+    A pool keeps its last failures, and their frames, or the callers of these, refer to the pool.
     """
     cause: BaseException | None = exc
     found: list[BaseException] = []  # those of a program may be causes of each other
@@ -307,7 +307,7 @@ class _Core:
         self._fill()
 
     def _keep(self) -> None:
-        """While tasks wait for connections of their own, as many get no further requests."""
+        """Keep a connection free of further requests for each task that waits for its own."""
         kept = self._kept
         while len(kept) > self._lenders:
             member, _ = kept.popitem()
@@ -322,7 +322,7 @@ class _Core:
             kept[found] = None
 
     def _share_kept(self) -> Member | None:
-        """What is kept for those in line is not kept from the first, for whom they wait."""
+        """A connection that is kept for others in line, for the first, who goes before them."""
         for member in self._kept:
             if not member.over:
                 member.way.members.add_user(member)
@@ -579,7 +579,7 @@ class _Core:
             self._openers.pop(asyncio.current_task(), None)
 
     async def _exchange(self, connection: Connection, way: Way, worse: Way) -> None:
-        """Put a connection in place of one that was made by a worse way."""
+        """Replace a connection that was made by a worse way."""
         self._opening += 1  # nobody else is to be opened in its place
         try:
             members = (m for m in self._members if m.live and m.way is worse)
@@ -618,7 +618,7 @@ class _Core:
     # End
 
     def refuse(self) -> None:
-        """Let no task in any more, and open no connection."""
+        """Let in no more tasks, and open no more connections."""
         self.closing = True
         self.single = None
         if self._sweeper is not None:
@@ -663,14 +663,14 @@ class _Core:
 
 
 class _Attempts:
-    """What has become of a request that is perhaps to be sent again.
+    """The attempts of a request that may have to be sent again.
 
     Args:
         idempotent: Whether the server may get it twice.
         limit_s: Seconds for which servers that stop may refuse it, from the first refusal on.
 
     Attributes:
-        lost: How often it was sent, and a server may have had it or the connection broke.
+        lost: How often it was sent, and a server may have received it, or the connection broke.
     """
 
     __slots__ = ("_idempotent", "_limit_s", "_until", "lost")
@@ -716,34 +716,35 @@ def _closed() -> ResourceClosedError:
 class Pool(Uncopied):
     """Connections to one service, kept open, and replaced when they break.
 
-    ``async with`` opens it, and closes it in good order; after an exception in the block without
-    time for tasks that still use it.  It belongs to the event loop in which it
-    was opened.  A pool that is forgotten while it is open warns, and aborts its connections.
+    ``async with`` opens it, and closes it in good order.  After an exception in the block, tasks
+    that still use its connections get no time to finish.  It belongs to the event loop in which it
+    was opened.  A pool that is garbage collected while it is open warns, and aborts its
+    connections.
 
     Args:
-        host: Name or address of the server, as of `connect`.  Or a list of 1 to 64 addresses, each
-            a pair of host and port.  Or a function that takes nothing and names the address of the
-            next connection, by itself or as a coroutine, within 10 seconds: if it raises an
-            exception or names no address, the attempt has failed.
+        host: Name or address of the server, as for `connect`; or a list of 1 to 64 addresses, each
+            a pair of host and port; or a function or coroutine function without arguments, which
+            returns the address for the next connection within 10 seconds: if it raises an exception
+            or returns no address, the attempt has failed.
         port: Its port, 1 to 65535; only with a single host.
-        policy: Which of several addresses gets the connections.  "failover": the first that works.
-            "spread": each that works, as many as the others.  Connections are moved, one after the
-            other, to an address that works again.
-        local_addrs: Addresses of this machine to connect from, 1 to 16, each as often as the
-            others; by default the routes decide.
+        policy: Which of several addresses get the connections.  "failover": the first that works.
+            "spread": all that work, in equal parts.  When an address works again, connections are
+            moved to it, one after another.
+        local_addrs: Addresses of this machine to connect from, 1 to 16, in equal parts; by default
+            the routing table decides.
         min_size: Connections that are kept open, 0 to `max_size`.
-        max_size: Connections at most, 1 to 65,536.
-        timeout: Seconds that a task waits for a connection, unless it says otherwise.
+        max_size: Largest number of connections, 1 to 65,536.
+        timeout: Seconds that a task waits for a connection, unless the call has a limit of its own.
         max_idle: Seconds after which an unused connection is closed, if there are more than
             `min_size`; None for never.
-        max_lifetime: Seconds after which a connection is closed as soon as it is unused, up to a
-            tenth less; None for never.
+        max_lifetime: Seconds after which a connection is closed as soon as it is unused, shortened
+            at random by up to a tenth; None for never.
         max_pause: Seconds of the longest pause between two attempts to connect.  The pauses begin
-            at 0.1 s and double; each is shortened at random, by up to a half.
+            at 0.1 s and double; each is shortened at random by up to a half.
         connect_timeout: Seconds of one attempt to connect, after which the next address has its
             turn; by default 10, or 3 if the pool has several addresses or a function.
-        check: A function that is called with a connection before it is lent, and awaited; if it
-            raises an exception, the connection is dropped, and another connection is lent.
+        check: A coroutine function that is called with a connection before it is lent; if it raises
+            an exception, the connection is dropped, and another one is lent.
         config: Settings of the connections.
         memory: Registered memory that the connections share, in one protection domain.
 
@@ -772,7 +773,7 @@ class Pool(Uncopied):
         self._core: _Core | None = None
         addresses, rails = addresses_of(host, port), rails_of(local_addrs)
         if policy not in ("failover", "spread"):
-            msg = f"policy is 'failover' or 'spread', not {policy!r}"
+            msg = f"policy has to be 'failover' or 'spread', not {policy!r}"
             raise ValueError(msg)
         max_size = whole("max_size", max_size, 1, 65_536)
         min_size = whole("min_size", min_size, 0, max_size)
@@ -811,7 +812,7 @@ class Pool(Uncopied):
             ResourceClosedError: The pool was closed.
             RuntimeError: The pool was opened in another event loop.
 
-        Cancellation: has no effect; nothing is waited for.
+        Cancellation: has no effect, as the call does not wait.
         """
         if self._core is None:
             self._core = _Core(self._settings)
@@ -821,12 +822,12 @@ class Pool(Uncopied):
         """Wait until `min_size` connections are open.
 
         Args:
-            timeout: Seconds; None for the pool's, 0 or less for no wait.
+            timeout: Seconds; None for the pool's `timeout`, 0 or less for no wait.
 
         Raises:
-            TimeoutError: They are not; the pool goes on trying.
+            TimeoutError: They are not open in time; the pool goes on trying.
             ResourceClosedError: The pool is closed, perhaps meanwhile.
-            TypeError: The time-out is no number.
+            TypeError: `timeout` is no number.
             RuntimeError: The pool is not open, or belongs to another event loop.
 
         Cancellation: ends the wait.
@@ -848,20 +849,20 @@ class Pool(Uncopied):
         """Lend a connection to one task: ``async with pool.connection() as conn``.
 
         After an exception in the block the connection is aborted and replaced, because the peer may
-        be in the middle of a conversation; unless it carries requests, which do not depend on one
+        be in the middle of a conversation, unless it carries requests, which do not depend on one
         another.  The block must not close it.
 
         Args:
-            timeout: Seconds to wait for a connection; None for the pool's, 0 or less to take a
-                connection that is free at once.
+            timeout: Seconds to wait for a connection; None for the pool's `timeout`, 0 or less for
+                no wait.
 
         Raises:
-            TimeoutError: None was free in time (when the block is entered).
+            TimeoutError: On entering the block: no connection was free in time.
             ResourceClosedError: The pool is closed, perhaps meanwhile.
-            TypeError: The time-out is no number.
+            TypeError: `timeout` is no number.
             RuntimeError: The pool is not open, or belongs to another event loop.
 
-        Cancellation: of the entry, no connection is taken.
+        Cancellation: on entering the block, no connection is taken.
         """
         return self._lend(self._opened(), self._seconds(timeout))
 
@@ -929,34 +930,34 @@ class Pool(Uncopied):
         idempotent: bool = False,
         into: Any = None,
     ) -> Message | int:
-        """Send a request by one of the connections, and wait for its answer.
+        """Send a request over one of the connections, and wait for its answer.
 
         A connection carries many requests at a time.  A request whose connection broke is sent
-        again, at most twice, if the server cannot have got it, or if it is `idempotent`.  One that
-        a server refuses because it is stopping was not served, and is sent to another server, or
-        to the same one when it is back.
+        again, at most twice, if the server cannot have received it, or if it is `idempotent`.  One
+        that a server refuses because it is stopping was not served, and is sent to another server,
+        or to the same one when it is back.
 
         Args:
-            buf: As of `Connection.request`.
-            timeout: Seconds for all of it, the waits for connections included; zero or less means
-                that the deadline has already passed.  By default the pool's `timeout` for each
-                wait for a connection, and `ConnectionConfig.request_timeout_s` for the answer;
-                None: the former, and no limit for the answer.
+            buf: As for `Connection.request`.
+            timeout: Seconds for the whole call, including waits for connections; zero or less means
+                that the deadline has already passed.  By default each wait for a connection has
+                the pool's `timeout`, and the answer `ConnectionConfig.request_timeout_s`.  With
+                None, there is no limit for the answer.
             idempotent: Whether the server may get the request twice.
-            into: Memory for the answer, as of `Connection.request`.
+            into: Memory for the answer, as for `Connection.request`.
 
         Returns:
-            The answer; with `into`, its bytes.
+            The answer; with `into`, its size in bytes.
 
         Raises:
-            TimeoutError: No connection in time.
+            TimeoutError: No connection was free in time.
             ResourceClosedError: The pool is closed, perhaps meanwhile.
-            ConnectionLostError: The connection broke, and the request was not to be sent again.
-            RequestRefusedError: With `try_again`: no server takes it; without a `timeout`, for the
-                pool's since the first has refused it.
+            ConnectionLostError: The connection broke, and the request is not sent again.
+            RequestRefusedError: A server refused it for another reason than that it is stopping;
+                or, without `timeout`, all were stopping for as long as the pool's `timeout`.
             Others: as `Connection.request`.
 
-        Cancellation: the connection tells the server.
+        Cancellation: the server is notified.
         """
         core = self._core
         way = None if core is None else core.single
@@ -971,7 +972,7 @@ class Pool(Uncopied):
             or outcome.stopping
         ):
             return await self._request(buf, timeout, idempotent, into)
-        # Of most requests this is all: a pool costs what some counting does, and no call but these.
+        # For most requests this is all: the pool costs some counting, and no call but these.
         asking = member.connection.request(buf, timeout=timeout, into=into)  # refuses other loops
         begun = core.time() if timeout is not ... else 0.0
         core.requests += 1
@@ -1007,7 +1008,7 @@ class Pool(Uncopied):
         lost: Way | None = None,
         attempts: _Attempts | None = None,
     ) -> Message | int:
-        """The rest of `request`, or all of it; `lost`: where it was sent before, from `begun`."""
+        """The rest of `request`, or all of it; `lost`: where it was sent first, at `begun`."""
         core = self._opened()
         end = None
         if timeout is not None and timeout is not ...:
@@ -1056,7 +1057,7 @@ class Pool(Uncopied):
         """A connection for a request, until the time `end`; perhaps one that is there."""
         if type(buf) is not bytes:
             with bytes_of("a request", buf):
-                pass  # a wrong argument needs no connection to be told
+                pass  # a wrong argument is refused without a connection
         wait_s = self._settings.timeout if end is None else max(0.0, end - core.time())
         return await core.acquire(wait_s, lend=False)
 
@@ -1077,7 +1078,7 @@ class Pool(Uncopied):
                 answered; then the connections are aborted.
 
         Raises:
-            TypeError: The time-out is no number.
+            TypeError: `timeout` is no number.
             RuntimeError: The pool belongs to another event loop.
 
         Idempotent.  Cancellation: the connections are aborted.

@@ -35,7 +35,7 @@ __all__ = ["RequestHandler", "handle_requests", "serve_requests"]
 
 _log = logging.getLogger("aiordma")
 
-#: Its result is the answer: a buffer; or None, for an empty answer or where it has called `reply`.
+#: Its result is the answer: a buffer; or None, for an empty answer or if it has called `reply`.
 RequestHandler = Callable[[Request], Awaitable[Any]]
 
 
@@ -65,26 +65,26 @@ def serve_requests(
     grace_s: float = 10.0,
     signals: bool = False,
 ) -> Opening[Server]:
-    """Serve each request by a call of `handler`; awaited, or used with `async with`.
+    """Serve each request by a call of `handler`; await the result, or use it with `async with`.
 
     Args:
-        handler: As of `handle_requests`.
-        host: As of `listen`.
+        handler: As for `handle_requests`.
+        host: As for `listen`.
         port: 0 to 65535; 0 lets the kernel choose, see `Server.port`.
-        max_concurrent: Handlers of a connection that run at a time.
-        limit: Requests of a connection at a time, as of `Connection.requests`.
+        max_concurrent: How many handlers of a connection may run at a time.
+        limit: Requests of a connection at a time, as for `Connection.requests`.
         limit_bytes: Bytes of these requests.
-        backlog: As of `listen`.
+        backlog: As for `listen`.
         config: Settings of the connections.
         memory: Registered memory that the connections share, in one protection domain.
-        ipv6_only: Take IPv6 clients alone.
+        ipv6_only: Whether to accept only IPv6 clients.
         limits: Limits of the connections and memory that clients may hold; see docs/limits.md.
-        allow: Networks whose clients may connect, as of `listen`.
+        allow: Networks whose clients may connect, as for `listen`.
         deny: Networks whose clients may not.
-        authorize: Decides about each client, as of `listen`.
-        grace_s: Seconds that handlers have at the end to finish; then they are canceled, and their
-            requests refused.
-        signals: As of `serve`.
+        authorize: Decides about each client, as for `listen`.
+        grace_s: Seconds that handlers get to finish when the server stops; then they are canceled,
+            and their requests refused.
+        signals: As for `serve`.
 
     Raises:
         TypeError, ValueError: An argument is invalid; raised by the call, before it is awaited.
@@ -119,13 +119,13 @@ async def handle_requests(
 
     Args:
         connection: The connection, of a server or of a client.
-        handler: A function that is called with each `Request`, in a task of its own, and awaited.
-            Its result is the answer; None is an empty answer, unless it has called `reply`.  An
+        handler: A coroutine function that is called with each `Request`, in a task of its own.  Its
+            result is the answer; None is an empty answer, unless it has called `reply`.  An
             exception fails the request at the peer, and is logged unless it is a RequestError, up
-            to 20 times in 10 seconds.  The
-            task is canceled when the peer cancels the request, or is gone.
-        max_concurrent: Handlers that run at a time; further requests wait.
-        limit: As of `Connection.requests`.
+            to 20 times in 10 seconds.  The task is canceled when the peer cancels the request, or
+            is gone.
+        max_concurrent: How many handlers may run at a time; further requests wait.
+        limit: As for `Connection.requests`.
         limit_bytes: Likewise.
 
     Raises:

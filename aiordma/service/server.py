@@ -5,8 +5,8 @@ Theory of operation
     handler has returned, and aborts it after an exception, which is logged.
 
     The end has three steps.  The listener closes.  Each connection receives no more than the
-    messages that have arrived: a handler that waits for another message is at its end, and a
-    handler that works can still answer.  After `grace_s` the tasks that are left are canceled.
+    messages that have arrived, which ends handlers that wait for another message; a handler that
+    works can still answer.  After `grace_s` the tasks that are left are canceled.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ __all__ = ["Handler", "Server", "serve"]
 
 _log = log_of("listener")
 _BACKLOG = 256
-#: Seconds in which handlers that are about to end do so: nobody is told of them. One that closes a
-#: connection of its own waits a second at most for the peer to disconnect.
+#: Seconds in which handlers may end before a warning.  One that closes a connection of its own
+#: waits a second at most for the peer to disconnect.
 _QUIET_S = 1.0
 #: The marks of the servers that have called the handler in which the current task was made.
 _handled_by: contextvars.ContextVar[frozenset[object]] = contextvars.ContextVar(
@@ -89,29 +89,28 @@ def serve(
     grace_s: float = 10.0,
     signals: bool = False,
 ) -> Opening[Server]:
-    """Serve each connection by a call of `handler`; awaited, or used with `async with`.
+    """Serve each connection by a call of `handler`; await the result, or use it with `async with`.
 
     Args:
-        handler: A function that is called with each `Connection`, in a task of its own, and
-            awaited.  The connection is closed when it returns; a result is dropped, and bytes are
-            logged as a mistake.  After an exception it is aborted;
-            the exception is logged, unless the connection was lost before, up to 20 times in 10
-            seconds for a source, and does no harm to the server and to other connections.
-        host: As of `listen`.
+        handler: A coroutine function that is called with each `Connection`, in a task of its own.
+            The connection is closed when it returns; a result is dropped, and bytes are logged as a
+            mistake.  After an exception only this connection is aborted.  The exception is logged,
+            unless the connection was lost before, up to 20 times in 10 seconds for each source.
+        host: As for `listen`.
         port: 0 to 65535; 0 lets the kernel choose, see `Server.port`.
-        backlog: As of `listen`.
+        backlog: As for `listen`.
         config: Settings of the connections.
         memory: Registered memory that the connections share, in one protection domain.
-        ipv6_only: Take IPv6 clients alone.
+        ipv6_only: Whether to accept only IPv6 clients.
         limits: Limits of the connections and memory that clients may hold; see docs/limits.md.
-        allow: Networks whose clients may connect, as of `listen`.
+        allow: Networks whose clients may connect, as for `listen`.
         deny: Networks whose clients may not.
-        authorize: Decides about each client, as of `listen`.
-        grace_s: Seconds that handlers have at the end to finish; then they are canceled.
-        signals: From the opening to the end of `stop`, SIGINT (Ctrl-C) and SIGTERM end
-            `serve_forever`, as its own `signals` does from its call on.  If the block of
-            `async with` waits for anything else, its task is canceled, and once the server has
-            stopped, the program goes on behind the block.  In the main thread alone.
+        authorize: Decides about each client, as for `listen`.
+        grace_s: Seconds that handlers get to finish when the server stops; then they are canceled.
+        signals: Whether SIGINT (Ctrl-C) and SIGTERM end `serve_forever`, as with its own `signals`,
+            but from the opening of the server until `stop` has ended.  If the block of `async with`
+            waits for anything else, its task is canceled, and once the server has stopped, the
+            program goes on behind the block.  Only in the main thread.
 
     Raises:
         TypeError, ValueError: An argument is invalid; raised by the call, before it is awaited.
@@ -145,12 +144,12 @@ def serve(
 class Server(Uncopied):
     """Serves connections by a handler; made by `serve`.
 
-    `async with` stops it in good order, also after an exception in the block, and after a signal
-    that has ended the block, as `signals` of `serve` says.
+    `async with` stops it in good order, even after an exception in the block, or a signal that has
+    ended the block, as `signals` of `serve` says.
 
     Attributes:
         listener: Where clients connect.
-        grace_s: Seconds that handlers have at the end to finish.
+        grace_s: Seconds that handlers get to finish when the server stops.
     """
 
     def __init__(
@@ -169,8 +168,8 @@ class Server(Uncopied):
         self._signals = signals
         self._signaled = False
         self._forever: list[asyncio.Task[Any] | None] = []  # the tasks in serve_forever()
-        # The task in the block of `async with`, how many requests to cancel it there were before,
-        # and how many of signals have come since.
+        # The task in the block of `async with`, how often it was canceled before, and how often by
+        # signals since.
         self._inside: asyncio.Task[Any] | None = None
         self._cancelling = self._canceled = 0
         self._until_stopped = contextlib.ExitStack()
@@ -238,7 +237,7 @@ class Server(Uncopied):
                 _log.exception("the handler %s of %r has raised", name, connection)
 
     def _look_at(self, result: object, connection: Connection) -> None:
-        """Tell of a handler that means its result to be an answer."""
+        """Log a handler that means its result to be an answer."""
         if isinstance(result, (bytes, bytearray, memoryview, str, Message)) and (
             self._tracebacks.may_log(connection.get_extra_info("peername"))
         ):
@@ -259,15 +258,14 @@ class Server(Uncopied):
         """Wait until the server is to end, then stop it as `stop` does.
 
         Args:
-            signals: End by SIGINT (Ctrl-C) and SIGTERM, too; the second one cancels the handlers
-                at once.  If this is not called by the task in the block of `async with`, that one
-                is canceled, as `signals` of `serve` says, which does all of this before this call.
-                In the main thread alone.  Handlers of these signals that the loop has already are
-                replaced.
+            signals: Whether SIGINT (Ctrl-C) and SIGTERM end it, too; a second signal cancels the
+                handlers at once.  If another task is in the block of `async with`, that task is
+                canceled, as `signals` of `serve` says.  Only in the main thread.  Handlers of these
+                signals that the loop already has are replaced.
 
         Raises:
             DeviceRemovedError: The RDMA devices of all addresses were removed.
-            RuntimeError: Not in the server's event loop.
+            RuntimeError: This is not the server's event loop.
 
         Cancellation: ends the wait, and stops the server as `stop` does.
         """
@@ -283,7 +281,7 @@ class Server(Uncopied):
                 await self.stop()
 
     def _on_signal(self) -> bool:
-        """End what waits; whether there is anything."""
+        """End what waits; return whether there was anything."""
         if self._signaled or self._stopping is not None:
             for task in self._connections:
                 task.cancel()
@@ -298,7 +296,7 @@ class Server(Uncopied):
         return bool(self._forever)
 
     def close(self) -> None:
-        """Accept no more, and end `serve_forever`; connections that are there go on.  Idempotent.
+        """Accept no more clients, and end `serve_forever`; open connections go on.  Idempotent.
 
         Raises:
             RuntimeError: The server's event loop runs in another thread; nothing was done.
@@ -310,10 +308,10 @@ class Server(Uncopied):
     async def wait_closed(self) -> None:
         """Wait until the server is closed, every handler has ended, and the port is free again.
 
-        It ends no handler, as that of `asyncio.Server` does not: `stop` does.
+        Like that of `asyncio.Server`, it ends no handler; `stop` does.
 
         Raises:
-            RuntimeError: Not in the server's event loop.
+            RuntimeError: This is not the server's event loop.
 
         Cancellation: ends the wait.
         """
@@ -327,17 +325,17 @@ class Server(Uncopied):
     async def stop(self) -> None:
         """Close, let handlers finish for `grace_s`, then cancel those that are left.  Idempotent.
 
-        A handler that waits for a message, or asks for the next one, gets the end: `async for` is
-        over, and `recv` raises ResourceClosedError.  Messages that have arrived are still received,
-        and answers are still sent.  Requests that are left are refused: a client that takes nothing
-        holds this up by the `close_timeout_s` of its connection, and no longer.
+        A handler that waits for a message, or asks for the next one, sees the end: `async for`
+        ends, and `recv` raises ResourceClosedError.  Messages that have arrived are still received,
+        and answers are still sent.  Requests that are left are refused; a client that accepts
+        nothing delays this by no more than the `close_timeout_s` of its connection.
 
         Raises:
             DeviceRemovedError: The RDMA devices of all addresses were removed.
-            RuntimeError: Not in the server's event loop.
+            RuntimeError: This is not the server's event loop.
 
-        Cancellation: cancels the handlers, and waits for their end, unless it is a handler that
-        has called this.
+        Cancellation: cancels the handlers, and waits for their end, unless a handler has called
+        this.
         """
         check_loop(self._loop, "server")
         if self._stopping is None:

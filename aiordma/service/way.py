@@ -1,24 +1,24 @@
 """Way: an address that a pool connects to, whether it works, and the connections that are open.
 
 Theory of operation
-    A member is a connection of the pool.  One that may get a user stands in one of these:
+    A member is a connection of the pool.  If it may get a user, it is in one of these:
 
     idle       no users; the one that was used last is taken first, so that others become old
     partly     1 to `CROWDED` - 1 users
     crowded    the rest, in ranks: a rank for each number of users
 
     Requests are packed: one member, `current`, gets them until it is crowded, because requests that
-    are together on a connection share doorbells, completions and turns of the loop.  Only when all
+    share a connection also share doorbells, completions and turns of the loop.  Only when all
     members are crowded does the one with the fewest users get the next request, and it is found in
-    the lowest rank.  So to take a member and to give it back costs the same with one connection and
-    with a thousand, and mostly it is to count.
+    the lowest rank.  So taking a member and giving it back costs the same with one connection and
+    with a thousand, and is mostly counting.
 
-    A member that gets no user stands nowhere: it is lent to a task, or kept for one that waits, or
+    A member that gets no user stands nowhere: it is lent to a task, kept for one that waits,
     broken, or old.
 
     After failures in a row a way has growing pauses between attempts.  A connection that breaks as
-    soon as it is open counts as an attempt that failed, or a server that accepts and fails would be
-    connected to without a pause.
+    soon as it is open counts as a failed attempt; otherwise there would be no pauses with a server
+    that accepts and then fails.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 __all__ = ["CROWDED", "AddressStats", "Member", "Members", "Way"]
 
-#: Users of a connection from which on another one is opened.
+#: A connection with so many users has another one opened.
 CROWDED = 32
 #: Seconds of the first pause between two attempts to connect.
 _FIRST_PAUSE_S = 0.1
-#: Seconds from which on a connection has shown that the server works.
+#: A connection that lasts so many seconds has shown that the server works.
 _PROVEN_S = 1.0
 
 
@@ -53,9 +53,9 @@ class Member:
         users: Tasks that use it.
         lent: Whether one of them has it alone.
         live: Whether it counts: it is neither broken nor retired.
-        noted: Whether its end, or that it is not to be noted, is noted at its address.
+        noted: Whether its end was noted at its address, or is not to be noted.
         opened_at: Time of the loop when it was opened.
-        due: Time of the loop from which on it gets no user.
+        due: Time of the loop after which it gets no user.
         idle_since: Time of the loop when its last user left.
         place: What it stands in, if it may get a user.
     """
@@ -77,7 +77,7 @@ class Member:
         self.live: bool = True
         self.opened_at: float = now
         self.idle_since: float = now
-        # Not all at the same time, if they were opened together.
+        # Connections that were opened together are not due together.
         self.due: float = (
             math.inf if lifetime is None else now + lifetime * random.uniform(0.9, 1.0)
         )
@@ -90,13 +90,13 @@ class Member:
 
 
 class Members:
-    """Those to one address.
+    """The members to one address.
 
     Attributes:
         idle: The members without users, those that were used last at the end.
         current: The member that gets requests until it is crowded; None if it has to be found.
         standing: How many members may get a user.
-        users: Of all members, also those that stand nowhere.
+        users: The users of all members, also of those that stand nowhere.
     """
 
     __slots__ = ("_lowest", "_partly", "_ranks", "current", "idle", "standing", "users")
@@ -196,7 +196,7 @@ class Members:
         return None
 
     def _move(self, member: Member) -> None:
-        """After a change of its users: to its place."""
+        """Move a member to its place, after a change of its users."""
         self.drop(member)
         self.put(member)
         if self.current is None and member.place is self._partly:
@@ -217,7 +217,7 @@ class AddressStats:
         lost: Connections that broke, or failed the check.
         errors: Attempts to connect that failed.
         works: Whether the last attempt succeeded, and its connections have not all broken since.
-            None: it is not known, because none was made, as to an address that stands by.
+            None: unknown, because there was no attempt, as with an address in reserve.
         last_error: The last failure, unless a connect has succeeded since.
     """
 
@@ -234,18 +234,18 @@ class AddressStats:
 
 
 class Way:
-    """One of them.
+    """An address that a pool connects to, and its state.
 
     Attributes:
         host, port, local: As in `AddressStats`.
         options: Further arguments of `connect`.
-        tier: Of two ways that work, the one with the lower tier is taken.
+        tier: If two ways work, the one with the lower tier is taken.
         members: Its connections that may get users.
         size: Its connections that are open.
         connecting: Those that are being opened.
         out: Whether it does not work, as far as is known.
         tried: Whether a connect has ended.
-        not_before: Time of the loop of the next attempt.
+        not_before: Time of the loop before which there is no further attempt.
         error: The last failure.
         requests, lost, errors: As in `AddressStats`.
     """
@@ -287,7 +287,7 @@ class Way:
         self.error = None
 
     def failed(self, error: BaseException, began: float, now: float) -> None:
-        """Note a failure of what began at this time; those that run together count as one."""
+        """Note the failure of an attempt that `began` then; simultaneous ones count as one."""
         self.tried = True
         self.out = True
         self.error = error
@@ -298,7 +298,7 @@ class Way:
             self.not_before = now + pause * random.uniform(0.5, 1.0)
 
     def ended(self, opened_at: float, now: float, error: BaseException) -> None:
-        """Note that a connection is over which nobody has closed."""
+        """Note that a connection has ended without having been closed."""
         if now - opened_at < _PROVEN_S:
             self.failed(error, now, now)
         else:
@@ -307,7 +307,7 @@ class Way:
                 self.out = True
 
     def stats(self) -> AddressStats:
-        """What is known of it."""
+        """The state and the counters."""
         return AddressStats(
             self.host, self.port, self.local, self.size, self.connecting, self.requests, self.lost,
             self.errors, not self.out if self.tried else None, self.error,

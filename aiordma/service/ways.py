@@ -1,18 +1,18 @@
 """Ways: the addresses that a pool connects to, what is known of them, and which one is next.
 
 Theory of operation
-    A way is an address of the server, and with rails one of this machine's: each pair is a way, so
-    that a rail that has failed takes nothing else with it.
+    A way is an address of the server, with rails together with an address of this machine: each
+    pair is a way, so that a rail that has failed affects no other.
 
     A way is *out* from a failed attempt, or from the end of its last connection, until a connect by
-    it succeeds.  The next attempt takes a way that is not out, as long as there is one: a task that
-    waits for a connection does not wait for the time limit of a connect to a dead address.  Of
+    it succeeds.  The next attempt takes a way that is not out, as long as there is one, so that a
+    task that waits for a connection does not wait for a connect to a dead address to time out.  Of
     these it takes the lowest `tier`, and in it the way with the fewest connections.  With
     "failover" each address has a tier of its own; with "spread" all have the same.
 
-    `better` names a way by which a connection would be better than one that there is: its tier is
-    lower, or its tier has two connections less.  The pool tries it, and moves one connection after
-    the other.
+    `better` names a way that is better than that of an existing connection: its tier is lower, or
+    it is of the same tier and has two connections fewer.  The pool tries it, and moves one
+    connection after another.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Naming", "Ways", "addresses_of", "rails_of"]
 
 #: Addresses of a pool, and rails, at most.
 _MOST_ADDRESSES, _MOST_RAILS = 64, 16
-#: Ways that a function has named, and that have no connection, of which the state is kept.
+#: Ways without a connection that a function has named, and whose state is kept.
 _MOST_NAMED = 64
 #: Seconds that a function may take to name an address.
 _NAMING_S = 10.0
@@ -42,10 +42,10 @@ Naming = Callable[[], "Address | Awaitable[Address]"]
 
 
 class Ways:
-    """All of a pool.
+    """All ways of a pool.
 
     Args:
-        addresses: They, in order; or a function that names the next.
+        addresses: The addresses, in order; or a function that names the next one.
         rails: Addresses of this machine; empty if the routes decide.
         failover: Whether the order of the addresses decides.
         max_pause: Seconds of the longest pause.
@@ -77,7 +77,7 @@ class Ways:
 
     @property
     def only(self) -> Way | None:
-        """The way, if there never is another."""
+        """The way, if there is never another one."""
         ways = list(self)
         return ways[0] if self._naming is None and len(ways) == 1 else None
 
@@ -162,7 +162,7 @@ class Ways:
 
 
 def _rank(way: Way) -> tuple[bool, float, int, int]:
-    """The next attempt takes the way of which this is the least."""
+    """The next attempt takes the way whose rank is the lowest."""
     waits = way.not_before if way.out else 0.0
     return way.out, waits, way.tier, way.size + way.connecting
 
@@ -175,7 +175,7 @@ def _checked(value: Any, what: str) -> Address:
     """An address of a server.
 
     Raises:
-        TypeError, ValueError: It is none.
+        TypeError, ValueError: It is no address.
     """
     try:
         check_address(value)
@@ -205,20 +205,20 @@ def addresses_of(host: Any, port: Any) -> tuple[Address, ...] | Naming:
     if not callable(host) and not isinstance(host, list | tuple):
         check_kind("host", host, str, none=False)
     if port is not None:
-        msg = "port is a part of each address: with several addresses, or a function, leave it out"
+        msg = "port is part of each address: with several addresses, or a function, leave it out"
         raise TypeError(msg)
     if callable(host):
         naming: Naming = host
         return naming
     if len(host) == 2 and isinstance(host[0], str):
-        msg = "host is a list of addresses, each a pair of host and port; or give host and port"
+        msg = "host has to be a list of (host, port) pairs; or give host and port by themselves"
         raise TypeError(msg)
     if not 0 < len(host) <= _MOST_ADDRESSES:
         msg = f"a pool has 1 to {_MOST_ADDRESSES} addresses, not {len(host)}"
         raise ValueError(msg)
     found = tuple(_checked(each, f"address {number}") for number, each in enumerate(host))
     if len(set(found)) < len(found):
-        msg = "an address of the pool is there twice"
+        msg = "the pool has the same address twice"
         raise ValueError(msg)
     return found
 
@@ -232,7 +232,7 @@ def rails_of(local_addrs: Any) -> tuple[str, ...]:
     if local_addrs is None:
         return ()
     if not isinstance(local_addrs, list | tuple):
-        msg = f"local_addrs is a list of addresses of this machine, not {local_addrs!r}"
+        msg = f"local_addrs has to be a list of addresses of this machine, not {local_addrs!r}"
         raise TypeError(msg)
     if not 0 < len(local_addrs) <= _MOST_RAILS:
         msg = f"local_addrs has 1 to {_MOST_RAILS} addresses, not {len(local_addrs)}"
@@ -243,6 +243,6 @@ def rails_of(local_addrs: Any) -> tuple[str, ...]:
             msg = "an address of local_addrs is empty"
             raise ValueError(msg)
     if len(set(local_addrs)) < len(local_addrs):
-        msg = "an address of local_addrs is there twice"
+        msg = "local_addrs has the same address twice"
         raise ValueError(msg)
     return tuple(local_addrs)
