@@ -90,16 +90,15 @@ class Loan:
 class Message:
     """A received message.
 
-    Offers the buffer protocol: `bytes(m)`, `memoryview(m)`, numpy; DLPack, for
-    `torch.from_dlpack(m)`; and, as bytes do, `m[0]`, `m[4:]`, which is a copy, `x in m`,
-    `m == x`, `m.tobytes()` and `m.decode()`.
+    It supports the buffer protocol (`bytes(m)`, `memoryview(m)`, numpy), DLPack
+    (`torch.from_dlpack(m)`) and, as bytes do, `m[0]`, `m[4:]` (a copy), `x in m`, `m == x`,
+    `m.tobytes()` and `m.decode()`.  `len(m)` is its size in bytes, even after the release.
 
-    Ownership: the bytes lie in memory of the connection, which is used again after `release()`,
-    after a `with` block, or when the last reference goes.  A message whose buffer the program has
-    exported cannot be released; a message that outlives its connection stays readable.  A `with`
-    block that an exception ends is left with that exception in any case: if the buffer is exported
-    then, the memory goes back when the last export ends.  `len()` tells the bytes, also after the
-    release.
+    Ownership: the bytes are in memory of the connection, which is used again after `release()`,
+    after a `with` block, or when the last reference is gone.  A message cannot be released while
+    its buffer is exported.  If an exception ends a `with` block then, the block raises that
+    exception, and the memory goes back when the last export ends.  A message that outlives its
+    connection stays readable.
     """
 
     __hash__: ClassVar[None]  # type: ignore[assignment]
@@ -126,7 +125,7 @@ class Message:
         not know read-only tensors (`max_version` below 1) gets a copy.
 
         Raises:
-            BufferError: Such a consumer wants no copy, or a tensor on another device.
+            BufferError: Such a consumer wants no copy; or the tensor is wanted on another device.
             ValueError: The message was released.
         """
 
@@ -144,7 +143,7 @@ class Message:
         """A copy of the bytes, as `memoryview.tobytes`."""
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """The text of the bytes, as `bytes.decode` has it."""
+        """Decode the bytes, as `bytes.decode` does."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *exc_info: object) -> None: ...
@@ -164,8 +163,11 @@ class Message:
     def release(self) -> None:
         """Give the memory back.  Idempotent.
 
+        If a send or write of the message was canceled and still goes on, the memory goes back when
+        that has ended.
+
         Raises:
-            BufferError: A memoryview or array still looks at it; release that first.
+            BufferError: A memoryview or array still uses it; release that first.
         """
 
 @final

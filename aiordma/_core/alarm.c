@@ -15,7 +15,7 @@ static PyObject *alarm_open(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unu
     return fd < 0 ? PyErr_SetFromErrno(PyExc_OSError) : PyLong_FromLong(fd);
 }
 
-/* Rounded up: what is due at the moment shall be due when the descriptor becomes readable. */
+/* Rounded up, so that what is due at `time` is due when the descriptor becomes readable. */
 static struct timespec timespec_of(double time)
 {
     double seconds;

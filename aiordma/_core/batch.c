@@ -1,17 +1,17 @@
 /*
  * Batch: many READs and WRITEs of one connection, posted in chains, for one task that waits.
  *
- * A Batch has an item for each operation: checked when the program adds it, by the rules of
- * operation.c, and a few numbers from then on.  A Chain is a part of them that is under way: up to
- * AIO_OPERATION_CHAIN requests, each with the number of an operation, posted by one call.  Its last
- * request alone completes, unless one fails; all those before it have been done then, because an
+ * A Batch has an item for each operation, which is checked when the program adds it, by the rules
+ * of operation.c, and is a few numbers from then on.  A Chain is a part of them that is under way:
+ * up to AIO_OPERATION_CHAIN requests, each with the number of an operation, posted by one call.
+ * Only its last request completes, unless one fails; all those before it are done then, because an
  * adapter completes the requests of a queue in their order.  iWARP adapters may complete a WRITE
- * before a READ that was posted earlier, so that there the last READ completes, too.
+ * before a READ that was posted earlier, so there the last READ completes, too.
  *
- * When a chain has ended, its memory takes the next items at once, without the task: thousands of
- * operations resume it a few times.  But not while a task waits for a number.  Then the chain ends,
- * and the batch waits in line behind that task (endpoint/batch.py), so that it has the numbers of
- * the operations no longer than others do.  A chain has half of them, and 1 MiB of data.
+ * When a chain has ended, its memory takes the next items at once, without the task, which is
+ * resumed only a few times for thousands of operations.  But if another task waits for a number,
+ * the chain ends, and the batch waits in line behind that task (endpoint/batch.py), so that it
+ * keeps numbers no longer than others do.  A chain has half of them, and 1 MiB of data.
  *
  * Buffers of the program are copied through `bounce`, one region for each chain, which Python lends
  * to it.  A READ without memory gets a bytes object before it is posted, so that its end needs no

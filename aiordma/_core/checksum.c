@@ -3,7 +3,7 @@
  *
  * The processor's instruction takes 8 bytes.  Its result is ready after three cycles, but another
  * sum can begin in each of them.  So three adjacent blocks are summed side by side, which is three
- * times as fast (27 GB/s, where one chain reaches 9), and then joined.  Joining needs the sum that
+ * times as fast (27 GB/s, where one chain reaches 9), and then joined.  Joining needs to know what
  * a sum becomes when a block of zeros follows: a linear map, for which there is a table.  Without
  * the instruction, such tables do all the work, for eight bytes at a time.
  */

@@ -336,8 +336,8 @@ static const enum aio_frame_kind single_frames[] = {
     AIO_FRAME_PONG, AIO_FRAME_PING, AIO_FRAME_CREDIT, AIO_FRAME_END, AIO_FRAME_ABORT};
 
 /*
- * Send frames without data, as long as there are slots for them.  A landing is offered in a PING,
- * of which a single is unanswered at a time; so are exposures told that have ended.
+ * Send frames without data, as long as there are slots for them.  A PING offers a landing, or says
+ * which exposures have ended; only one PING is unanswered at a time.
  */
 static int send_pending_controls(struct aio_connection *c)
 {
@@ -871,8 +871,8 @@ static void process_control(struct aio_connection *c, uint8_t kind, uint8_t flag
 }
 
 /*
- * Whether a message may come now, of which the frame announces so many bytes, with those that are
- * still to follow; if not, the violation is noted.
+ * Whether a message may come now; if not, the violation is noted.  `announced`: its bytes from this
+ * frame on.
  */
 static int message_is_in_order(struct aio_connection *c, const struct aio_arrival *arrival,
                                uint64_t announced)

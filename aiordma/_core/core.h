@@ -8,7 +8,7 @@
  * State is changed with the interpreter lock held.  These release it, for work that takes long, and
  * rely on nothing from before: a turn of a Poller (poller.c), the wait for one (queue.c), the
  * look-up of an address (cm.c), sums and copies of bytes (checksum.c).  So may every function that
- * calls Python, such as that which resumes a task.
+ * calls Python, such as the one that resumes a task.
  *
  * A pointer to memory that is not the object's own, and the reference that keeps the memory alive:
  *
@@ -29,7 +29,7 @@
  * - MessageState, `into`: the Coroutine, which takes it away when its wait ends.
  * - Call, frame in line: a reference.  It leaves the line when the call ends.
  * - ReceiveWakeup, owner: none; the MessageState or StreamState takes it away at its own end.
- * - aio_turn, loop: none; it is compared, inside of one call.
+ * - aio_turn, loop: none; it is compared, inside one call.
  *
  * tests/unit/core/test_references.py closes each owner first, and calls objects that the cycle
  * collector has cleared.

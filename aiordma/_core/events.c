@@ -2,7 +2,7 @@
  * The events of a connection.  A drain notes them while it polls (connection.c), and delivers them
  * here: to the tasks that wait, which are resumed on the spot, and to the handler in Python.
  *
- * All of this runs inside of the loop's call of a Readable, with no task of the program running. An
+ * All of this runs inside the loop's call of a Readable, with no task of the program running.  An
  * exception that comes out of a task there would end the drain for all connections; so the events
  * that are left are delivered anew, by a call of the loop's.
  */

@@ -153,19 +153,14 @@ PyType_Spec aio_buffer_export_spec = {
 PyDoc_STRVAR(
     message_doc,
     "A received message.\n\n"
-    "Offers the buffer protocol: `bytes(m)`, `memoryview(m)`, numpy; DLPack, for\n"
-    "`torch.from_dlpack(m)`; and, as bytes do, `m[0]`, `m[4:]`, which is a copy, `x in m`,\n"
-    "`m == x`, `m.tobytes()` and `m.decode()`.\n\n"
-    "Ownership: the bytes lie in memory of the connection, which is used again after `release()`,\n"
-    "after a `with` block, or when the last reference goes.  A message whose buffer the program "
-    "has\n"
-    "exported cannot be released; a message that outlives its connection stays readable.  A "
-    "`with`\n"
-    "block that an exception ends is left with that exception in any case: if the buffer is "
-    "exported\n"
-    "then, the memory goes back when the last export ends.  `len()` tells the bytes, also after "
-    "the\n"
-    "release.");
+    "It supports the buffer protocol (`bytes(m)`, `memoryview(m)`, numpy), DLPack\n"
+    "(`torch.from_dlpack(m)`) and, as bytes do, `m[0]`, `m[4:]` (a copy), `x in m`, `m == x`,\n"
+    "`m.tobytes()` and `m.decode()`.  `len(m)` is its size in bytes, even after the release.\n\n"
+    "Ownership: the bytes are in memory of the connection, which is used again after `release()`,\n"
+    "after a `with` block, or when the last reference is gone.  A message cannot be released\n"
+    "while its buffer is exported.  If an exception ends a `with` block then, the block raises\n"
+    "that exception, and the memory goes back when the last export ends.  A message that\n"
+    "outlives its connection stays readable.");
 
 static int message_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
@@ -640,7 +635,7 @@ static PyMethodDef message_methods[] = {
      "The tensor is read-only, and keeps the message from being released.  A consumer that does\n"
      "not know read-only tensors (`max_version` below 1) gets a copy.\n\n"
      "Raises:\n"
-     "    BufferError: Such a consumer wants no copy, or a tensor on another device.\n"
+     "    BufferError: Such a consumer wants no copy; or the tensor is wanted on another device.\n"
      "    ValueError: The message was released."},
     {"__dlpack_device__", aio_message_dlpack_device, METH_NOARGS,
      "The processor: `(1, 0)` of DLPack."},
@@ -648,13 +643,13 @@ static PyMethodDef message_methods[] = {
     {"__enter__", message_enter, METH_NOARGS, NULL},
     {"__exit__", (PyCFunction)(void (*)(void))message_exit, METH_FASTCALL, NULL},
     {"decode", (PyCFunction)(void (*)(void))message_decode, METH_VARARGS | METH_KEYWORDS,
-     "The text of the bytes, as `bytes.decode` has it."},
+     "Decode the bytes, as `bytes.decode` does."},
     {"release", message_release, METH_NOARGS,
      "Give the memory back.  Idempotent.\n\n"
      "If a send or write of the message was canceled and still goes on, the memory goes back when\n"
      "that has ended.\n\n"
      "Raises:\n"
-     "    BufferError: A memoryview or array still looks at it; release that first."},
+     "    BufferError: A memoryview or array still uses it; release that first."},
     {"tobytes", message_bytes, METH_NOARGS, "A copy of the bytes, as `memoryview.tobytes`."},
     {"_detach", message_detach, METH_NOARGS, NULL},
     {"_lend", message_lend, METH_O, NULL},

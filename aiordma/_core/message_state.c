@@ -1028,8 +1028,7 @@ static PyMethodDef message_state_methods[] = {
      "Post receive slots that are counted: a list, or how many from the first on; 0 or an errno."},
     {"add_receives", message_state_add_receives, METH_O,
      "Post receive slots of a list that have come, or come back, and send the credits that are "
-     "due; "
-     "0 or an errno."},
+     "due; 0 or an errno."},
     {"release_slot", message_state_release_slot, METH_VARARGS,
      "The slot of a data message is free, which the program had: slot, kept.  0, an errno, or "
      "FOR_PYTHON: it may have to leave."},
@@ -1080,8 +1079,7 @@ static PyMethodDef message_state_methods[] = {
      "Ask the peer for a sign of life; 0, an errno, or None if a question is open already."},
     {"ask_identity", message_state_ask_identity, METH_O,
      "Tell the peer whose memory the regions of this side are, and ask for the same, unless both "
-     "are "
-     "known; is the answer awaited?  0 or an errno."},
+     "are known; is the answer awaited?  0 or an errno."},
     {"revoke", message_state_revoke, METH_O,
      "Tell the peer, if it understands, that the exposure with this number has ended; 0 or an "
      "errno."},

@@ -132,7 +132,7 @@ static int check_device(PyObject *device, PyObject *stream)
         return -1;
     if (type == CPU && id == 0 && stream == Py_None)
         return 0;
-    PyErr_SetString(PyExc_BufferError, "a message lies in memory of the processor, and no other "
+    PyErr_SetString(PyExc_BufferError, "a message is in memory of the processor, and on no other "
                                        "device or stream: copy the tensor there");
     return -1;
 }
@@ -156,7 +156,7 @@ PyObject *aio_message_dlpack(PyObject *object, PyObject *args, PyObject *kwargs)
         return NULL;
     if (!copies && !versions) {
         PyErr_SetString(PyExc_BufferError,
-                        "a message is read-only, which takes version 1 of DLPack to say: take a "
+                        "a message is read-only, which only version 1 of DLPack can say: take a "
                         "copy, or pass max_version=(1, 0)");
         return NULL;
     }

@@ -2,10 +2,10 @@
  * Operations: READs, WRITEs and atomics of a connection, checked, posted, completed and ended.
  *
  * Registration is the registered memory as the data path needs it: numbers, and how many operations
- * use it.  To retain a resource takes a lock and two calls of Python, because everything may happen
- * in every thread.  Operations begin and end in the thread of their loop, and with the interpreter
- * lock held, so that a number is enough.  A region that is closed while the number is not 0 counts
- * all of them as a single user, and `_let_go` is called when the last operation has ended.
+ * use it.  Retaining a resource takes a lock and two calls of Python, because it may happen in any
+ * thread.  Operations begin and end in the thread of their loop, with the interpreter lock held, so
+ * that a number is enough.  A region that is closed while the number is not 0 counts all of them as
+ * a single user, and `_let_go` is called when the last operation has ended.
  *
  * Operation is a request that is under way.  Each has a number, which is the sub-index of its
  * wr_id, and an object that one task waits on.  The local memory is in use from the post to the

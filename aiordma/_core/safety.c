@@ -2,8 +2,8 @@
  * SafetyPoll: polls the managed queues of a completion channel now and then, as the kernel drops a
  * completion event when it has no memory for it.  verbs/comp_channel.py decides how often.
  *
- * The alarm of an idle channel comes for ever, so that nothing of Python runs while it finds
- * nothing: that takes four times as long as the wake-up.
+ * The alarm of an idle channel comes forever, so no Python code runs while it finds nothing: that
+ * would take four times as long as the wake-up.
  *
  * Queues: their owner discards each before it is destroyed.  It does not keep its drain alive.
  */

@@ -3,9 +3,9 @@
  * writes a struct aio_stream; stream.h has its commands, and says what each returns.
  *
  * Theory of operation
- *   Flow control has its rules here, and nowhere else.  The drain takes the frequent completions by
- *   them, without Python: data within bounds, credits within bounds, and sent messages.  It leaves
- *   every other completion to Python, and then has changed nothing.  aiordma/rsocket has the
+ *   The rules of flow control are here, and nowhere else.  By them the drain takes the frequent
+ *   completions without Python: data within bounds, credits within bounds, and sent messages.  It
+ *   leaves every other completion to Python, and then has changed nothing.  aiordma/rsocket has the
  *   handshake, the mappings and the end; it gives commands, which follow the same rules, and finds
  *   the words for a violation.
  *
@@ -466,7 +466,7 @@ static int stream_consume(struct aio_stream *s, uint32_t n)
     return stream_announce(s, false);
 }
 
-/* Where the bytes lie that come behind the end of the ring. */
+/* Where the bytes behind the end of the ring are. */
 static const uint8_t *stream_bytes_behind(const struct aio_stream *s)
 {
     return s->ring.moved ? s->ring.wider : s->ring.at;

@@ -1,8 +1,8 @@
 /*
  * Sums of the counters of all connections and streams that the process has had.
  *
- * A state is in the list from its making to its end, when its counters are added to those of the
- * states that have ended.  Both happen in one step, so that no sum ever falls: not when a
+ * A state is in the list until its end, when it is taken out and its counters are added to those of
+ * the states that have ended.  Both happen in one step, so that no sum ever falls: not when a
  * connection closes, and not when its program receives the messages that had arrived before.
  */
 #include "core.h"
