@@ -10,9 +10,9 @@ Theory of operation
     the program; above `backlog` a request is refused with the reason in its private data.
 
     As with TCP, handshakes are completed in the background, several at a time.  A handshake takes
-    memory before the client has proved anything, so that their number is limited
-    (`admission.Places`): a request beyond it waits, and takes none.  A client that stops in the
-    middle is dropped after `handshake_timeout_s`, and sooner while requests wait.
+    memory before the client has proved anything, so their number is limited (`admission.Places`): a
+    request beyond it waits, and takes none.  A client that stops in the middle is dropped after
+    `handshake_timeout_s`, and sooner while requests wait.
 
     A listener of messages and a server of streams say by a few methods how a client is accepted
     (`Server`).  The acceptor refers to them by its open ids and handshakes, and not after `close`.
@@ -50,7 +50,7 @@ __all__ = ["Acceptor", "Request"]
 _log = log_of("listener")
 _CONNECT_REQUEST = EventType.CONNECT_REQUEST
 # The kernel's backlog is for the moment until a request is fetched; if it were the limit, a refusal
-# for want of room would come without a reason.  So much the kernel allows by default
+# for lack of room would come without a reason.  This is what the kernel allows by default
 # (net.rdma_ucm.max_backlog).
 _KERNEL_BACKLOG = 1024
 
@@ -130,7 +130,7 @@ class Request:
         self.reject(refusal(reason))
 
     def deny(self, reason: RefusalReason, why: str) -> None:
-        """Count and log a client that may not connect; so many of each source are logged."""
+        """Count and log a client that may not connect; the log lines of a source are limited."""
         self._acceptor.denied += 1
         count("denied")
         if DENIED.may_log(self.peername):
@@ -212,7 +212,7 @@ class Acceptor:
         backlog: Requests and connections that may wait.
         limits: Limits of the connections and memory that clients may hold.
         pinned: Bytes that each connection pins.
-        context: In which handshakes run, each in a copy; None: in the current one.
+        context: The context in copies of which handshakes run; None: the current one.
         listen: Whether to listen at once, or from `listen` on.
 
     Raises:

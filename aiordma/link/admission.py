@@ -7,10 +7,10 @@ Theory of operation
     to the sources in turn, so that a source with a long line holds up no other.
 
     While requests wait, the oldest handshake is ended after `pressed_s`, of the source that has
-    most of them: the client that is slow to act holds up the others.  The server's own work counts
-    for no client: the time begins with `Place.turn`, and stands still while the loop is late, which
-    `Places` looks for ten times in `pressed_s`.  On a busy machine the clients are as late as the
-    loop is.
+    most of them, because a client that is slow to act holds up the others.  The server's own work
+    counts for no client: the time begins with `Place.turn`, and stands still while the loop is
+    late, which `Places` checks ten times in `pressed_s`.  On a busy machine the clients are as late
+    as the loop.
 
     A place becomes free when its memory is free, not when the handshake is given up: otherwise a
     flood of clients that are dropped would pin more memory than the places stand for.

@@ -141,7 +141,7 @@ class Completions:
             unlisten(self.cq)
 
     def expect(self, *, answers: bool) -> None:
-        """Tell whether completions are likely to follow one another, as with READs in a loop.
+        """Note whether completions are likely to follow one another, as with READs in a loop.
 
         While a program answers each completion with a request that completes at once, it is better
         to arm the queue late; see `drain_once` in _core/drain.c.  Each call with `answers=True` has

@@ -65,8 +65,8 @@ def _new_channel() -> EventChannel:
 def limit_of(timeout: float | EllipsisType | None) -> Limit:
     """Return the limit of a connect.
 
-    A `timeout` of the program is kept to the letter.  In the limit that a program without one gets
-    the time does not count in which it holds up the loop itself.
+    A `timeout` of the program is kept exactly.  The default limit does not count the time for which
+    the program itself holds up the loop.
 
     Args:
         timeout: Seconds, None for no limit, or ... for `CONNECT_TIMEOUT_S`.
@@ -189,7 +189,7 @@ def _too_late(text: str, course: Course) -> ConnectTimeoutError:
         text += ": no answer to the request"
         hint = "is the peer up and its program running, is UDP port 4791 (RoCE) open?"
     else:
-        text += ": the way there was not found"
+        text += ": the route to it was not found"
         hint = "is the peer up, is the address right?"
     error = ConnectTimeoutError(errno.ETIMEDOUT, f"{text} ({hint})")
     error.hint = hint

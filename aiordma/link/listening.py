@@ -47,7 +47,7 @@ def is_worth_a_line(count: int) -> bool:
 
 
 class Shortages:
-    """Clients that a listener has refused for want of resources or by its limits.
+    """Clients that a listener has refused for lack of resources or because of its limits.
 
     Only some are logged: a shortage meets every client that comes.
     """
@@ -216,14 +216,14 @@ def leave(ids: Iterable[ConnectionId]) -> None:
 
 
 async def wait_for_port(addresses: Sequence[Address], seconds: float) -> None:
-    """Wait until the closed listeners of this process have let go of the port of `addresses`.
+    """Wait until the closed listeners of this process have freed the port of `addresses`.
 
-    asyncio's servers free their port in `close()`: programs listen on it at once.  Here a thread
-    destroys the id, because the call may block.
+    asyncio's servers free their port in `close()`, and programs listen on it again at once.  Here a
+    thread destroys the id, because the call may block.
 
     Args:
-        addresses: To listen on, all with one port.
-        seconds: Limit; after it the call that binds tells that the port is taken.
+        addresses: The addresses to listen on, all with one port.
+        seconds: Limit; after it the call that binds reports that the port is taken.
 
     Cancellation: safe.
     """

@@ -1,8 +1,8 @@
-"""LogShare: decides which lines that peers cause are logged, so many of each source.
+"""LogShare: limits how many log lines each source of peers can cause.
 
-A client can make a handler raise with each request, and break the rules with each connection; a
-line is as large as that, and a traceback is larger: a client that does so on purpose would fill the
-disk, and hide the lines that others cause.
+A client can make a handler raise with each request, and break the rules with each connection.  A
+line is as large as that, and a traceback is larger, so a client that does so on purpose would fill
+the disk, and hide the lines that others cause.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class LogShare:
     """The lines of one kind, of a server or of the process.
 
     Args:
-        what: The kind, for the line that is the last of a source: "errors of handlers".
+        what: The kind, for the last line of a source, such as "errors of handlers".
     """
 
     def __init__(self, what: str) -> None:
@@ -38,7 +38,7 @@ class LogShare:
         """Whether to log a line; warns when the source has caused too many.
 
         Args:
-            peer: Address of the peer that has caused it.
+            peer: Address of the peer that causes it.
         """
         source = source_of(peer[0] if peer else None)
         began, count = self._periods.get(source, (0.0, 0))

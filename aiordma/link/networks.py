@@ -25,8 +25,8 @@ _MAPPED = IPv6Network("::ffff:0:0/96")
 class Networks:
     """The networks whose clients may connect, and those whose clients may not.
 
-    An IPv4 address is the same in the form in which IPv6 maps it.  The scope of a link-local
-    address makes no difference.
+    An IPv4 address and its IPv6-mapped form are the same.  The scope of a link-local address makes
+    no difference.
     """
 
     __slots__ = ("_allowed", "_denied")
@@ -41,7 +41,7 @@ class Networks:
 
         Args:
             allow: Networks and addresses as text, or as objects of `ipaddress`; None: all.
-            deny: Likewise; these are excluded although they are in `allow`.
+            deny: Likewise; these are excluded even if they are in `allow`.
 
         Raises:
             TypeError: They are no list of networks.
@@ -54,7 +54,7 @@ class Networks:
     def why_not(self, peer: Address | None) -> str:
         """The reason why a client of this address may not connect; empty if it may."""
         if peer is None:
-            return "its address is not known, and the listener allows networks"
+            return "its address is not known, and the listener restricts networks"
         address = _plain(ip_address(peer[0]))
         if any(address in network for network in self._denied):
             return "its network is in deny"
@@ -77,7 +77,7 @@ def _parse(name: str, networks: Iterable[str]) -> tuple[_Network, ...]:
 
 def _network(name: str, text: object) -> _Network:
     if not isinstance(text, str | IPv4Network | IPv6Network | IPv4Address | IPv6Address):
-        msg = f"{name} has a {type(text).__name__} in place of a network, as in '10.0.0.0/8'"
+        msg = f"{name} has a {type(text).__name__} instead of a network such as '10.0.0.0/8'"
         raise TypeError(msg)
     if "%" in str(text):
         msg = f"{name} has {str(text)!r}: leave the scope out, which networks do not have"
@@ -85,7 +85,7 @@ def _network(name: str, text: object) -> _Network:
     try:
         network = ip_network(text)
     except ValueError as exc:
-        msg = f"{name} has {text!r}, which is no network, as '10.0.0.0/8' is: {exc}"
+        msg = f"{name} has {text!r}, which is no network such as '10.0.0.0/8': {exc}"
         raise ValueError(msg) from None
     if isinstance(network, IPv6Network) and network.subnet_of(_MAPPED):
         mapped = network.network_address.ipv4_mapped

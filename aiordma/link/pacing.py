@@ -6,14 +6,14 @@ Theory of operation
     seconds, and on a busy machine all of them miss their deadlines together.  So the connects of a
     loop to an address take turns, a few at a time: the first are made before the last begin.
 
-    A peer may let connects wait for each other, or be dead: if none ends for a while, more begin.
+    A peer may make connects wait for each other, or be dead: if none ends for a while, more begin.
 
-    A connect that waits for its turn has sent no request to its peer, so that this time is not
-    taken from its limit.  The wait is bounded all the same: the connects before it have limits, and
+    A connect that waits for its turn has sent no request to its peer, so this time does not count
+    against its limit.  The wait is bounded all the same: the connects before it have limits, and
     begin in ever larger numbers while none of them ends.
 
-    A listener whose line is full refuses.  `paced` tries again, after longer pauses each time,
-    until the caller's deadline.  `Course` notes the refusals, for the error of the deadline.
+    A listener whose backlog is full refuses.  `paced` tries again, after a longer pause each time,
+    until the caller's deadline.  `Course` notes the refusals, for the error at the deadline.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The RDMA device that an address belongs to, or through which it is reached.
 
 The kernel answers both: a datagram socket that is connected to an address has the source address
-that the routes choose (nothing is sent), and a connection id that is bound to a source address has
-its device.  So RoCE, iWARP and IPoIB are all found, and no table of GIDs has to be read.
+that the routing table chooses (nothing is sent), and a connection id that is bound to a source
+address has its device.  So RoCE, iWARP and IPoIB are all found, without reading a table of GIDs.
 
 Loopback belongs to no device, though librdmacm connects to 127.0.0.1 through the first device: a
 program that names loopback means this machine.

@@ -49,7 +49,7 @@ class RefusalReason(IntEnum):
     DENIED = 11
 
 
-#: Refusals of clients that may not connect, in distinction to those for want of room or of time.
+#: Refusals of clients that may not connect; the others are for lack of room or time.
 DENIALS = frozenset(
     (
         RefusalReason.KEY_MISSING,
@@ -66,11 +66,11 @@ _REFUSAL_WORDS: dict[int, str] = {
     RefusalReason.BUSY: "too many connections wait to be accepted; try again",
     RefusalReason.TIMEOUT: "the request was not answered in time",
     RefusalReason.RESOURCES: "the listener ran out of resources",
-    RefusalReason.FULL: "the listener has all connections that it takes, in total or from this "
+    RefusalReason.FULL: "the listener has as many connections as it allows, in total or from this "
     "address",
     RefusalReason.STREAMS: "it is a server of streams, and this is a client of messages: connect "
     "with aiordma.open_connection or create_connection, or serve with aiordma.listen there",
-    RefusalReason.KEY_MISSING: "it takes only clients that prove to have its key: connect with "
+    RefusalReason.KEY_MISSING: "it accepts only clients that prove they have its key: connect with "
     "ConnectionConfig(keys=...)",
     RefusalReason.KEY_UNKNOWN: "it has no such key, or another one",
     RefusalReason.NO_KEYS: "it has no keys, and this client wants it to prove that it has one",

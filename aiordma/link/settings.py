@@ -10,8 +10,8 @@
         def __post_init__(self) -> None:
             check_settings(self)
 
-So a new setting is one line of its class, and one of the docstring; only what ties two settings
-together is checked by hand.
+So a new setting is one line of its class, and one of the docstring; only rules about two settings
+are checked elsewhere.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ Config = TypeVar("Config")
 
 #: How a wait for completions begins.
 WAITS = ("event", "adaptive", "spin")
-#: Retries of an adapter that gets no acknowledgement.  7, which is meant to be one more, means for
-#: ever on Soft-RoCE.
+#: Retries of an adapter that gets no acknowledgement.  7, which is meant to be one more, means
+#: forever on Soft-RoCE.
 RETRIES = 6
 
 
@@ -135,7 +135,7 @@ def _check_kind(name: str, value: Any, kind: type) -> None:
     if isinstance(value, kinds) and (kind is bool or not isinstance(value, bool)):
         return
     word = "number" if kind is float else kind.__name__
-    msg = f"{name} is {'an' if word == 'int' else 'a'} {word}, not {value!r}"
+    msg = f"{name} has to be {'an' if word == 'int' else 'a'} {word}, not {value!r}"
     raise TypeError(msg)
 
 
@@ -158,7 +158,7 @@ def check_settings(config: object) -> None:
 
 
 def suggesting(config: type[Config]) -> type[Config]:
-    """Have a dataclass that is given a name which it does not have suggest the one that is meant.
+    """Have a dataclass suggest a similar name if it is given an argument that it does not have.
 
     Python itself does so from 3.13 on.
     """

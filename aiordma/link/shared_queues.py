@@ -2,8 +2,8 @@
 
 Theory of operation
     There is one queue, as long as it can grow.  If the device cannot grow it, or its limit is
-    reached, the next queue is begun.  A queue that had no room is not asked again before one of its
-    queue pairs is destroyed, so that a new connection asks one queue, however many are full.
+    reached, the next queue is begun.  A queue without room is not tried again before one of its
+    queue pairs is destroyed, so that a new connection tries one queue, however many are full.
 
     No queue ever overruns: it has room for all requests that its queue pairs may have under way.
     Completions of a destroyed queue pair may still be in the queue.  So its room counts until the
@@ -62,7 +62,7 @@ class SharedQueue(CompletionQueue):
         shared.has_room(self)
 
     def _expect(self, more: int) -> None:
-        # Otherwise the ring grows: the collector, too, gets slots, perhaps in the midst of a poll.
+        # Otherwise the ring grows: a finalizer may add slots, too, perhaps in the middle of a poll.
         if self.left and self.shared is not None and not self._can_expect(more):
             self.shared.sweep(self)
         super()._expect(more)

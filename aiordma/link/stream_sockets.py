@@ -41,7 +41,7 @@ class Settings(Protocol):
 def obstacle(sock: Any) -> str | None:
     """The reason to use a socket itself, to follow "the socket"; None if there is none."""
     if sock.family not in _INTERNET or sock.type != socket.SOCK_STREAM:
-        return "is no stream of IPv4 or IPv6"
+        return "is no stream socket of IPv4 or IPv6"
     if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         return "listens already"
     try:
@@ -61,10 +61,10 @@ def only_ipv6(sock: Any) -> bool:
 
 
 def take_place(sock: Any) -> Address:
-    """The address that a server over RDMA listens on in the place of a socket.
+    """The address that a server over RDMA listens on instead of a socket.
 
-    A socket that is not bound yet is bound first: so `getsockname()` knows the port.  It
-    stays open, so that the port is taken for other programs, too.
+    A socket that is not bound yet is bound first, so that `getsockname()` knows the port.  It stays
+    open, so that the port is taken for other programs, too.
 
     Raises:
         ValueError: It listens, is connected, or is of another kind.

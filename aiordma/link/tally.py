@@ -1,9 +1,9 @@
 """Tally: connects, accepts and requests of this process, counted, timed and shown to tracers.
 
 Theory of operation
-    Messages and bytes are counted in C, for each connection, and summed in C (`_core/tally.c`).
-    Here is the rest: datagrams, events that are rare, and the durations of operations, in buckets
-    with fixed bounds.  `aiordma.metrics` reads all of it.
+    C counts messages and bytes, for each connection, and sums them (`_core/tally.c`).  Here is the
+    rest: datagrams, rare events, and the durations of operations, in buckets with fixed bounds.
+    `aiordma.metrics` reads all of it.
 
     The counters of a datagram endpoint are in the sums from its making on.  At its end they are
     added to those of the endpoints that have ended, in one step, so that no sum ever falls.
@@ -11,8 +11,8 @@ Theory of operation
     A tracer (`aiordma.contrib.opentelemetry`) gets the same operations.  While there is none
     it costs a look at an empty tuple.  A tracer that raises is logged, and does no harm.
 
-    Requests and replies are frequent, and to look at the clock takes longer than to send a short
-    message.  So they are counted, timed and traced from the first look at them on: `observed`.
+    Requests and replies are frequent, and looking at the clock takes longer than sending a short
+    message.  So they are counted, timed and traced only once somebody wants that: `observed`.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Tracer(Protocol):
 
         Args:
             begun: The object that `begin` has returned for it.
-            error: The exception that it raised, a cancellation among them; None if it succeeded.
+            error: The exception that it raised, perhaps a cancellation; None if it succeeded.
         """
 
 
@@ -216,7 +216,7 @@ def datagram_totals() -> dict[str, int]:
 
 
 def add_tracer(tracer: Tracer) -> None:
-    """Have `tracer` told of the operations that begin from now on."""
+    """Report the operations that begin from now on to `tracer`."""
     global _tracers
     observe()
     with _lock:
@@ -224,7 +224,7 @@ def add_tracer(tracer: Tracer) -> None:
 
 
 def remove_tracer(tracer: Tracer) -> None:
-    """Undo `add_tracer`; `tracer` still gets the ends of operations under way.  Idempotent."""
+    """Undo `add_tracer`; `tracer` still gets the end of operations under way.  Idempotent."""
     global _tracers
     with _lock:
         _tracers = tuple(each for each in _tracers if each is not tracer)
@@ -233,8 +233,8 @@ def remove_tracer(tracer: Tracer) -> None:
 class Operation(Uncopied):
     """Counts, times and traces an operation; a context manager around the whole of it.
 
-    An exception inside the block makes it a failed operation, which is counted and not timed; a
-    cancellation is neither done nor failed.  The exception goes on.
+    An exception inside the block makes it a failed operation, which is counted but not timed; a
+    canceled operation is neither.  The exception goes on.
 
     Args:
         kind: One of `OPERATIONS`.

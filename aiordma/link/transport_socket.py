@@ -75,12 +75,12 @@ class RdmaTransportSocket(Uncopied):
 
     @property
     def type(self) -> socket.SocketKind:
-        """`socket.SOCK_STREAM`, or `SOCK_DGRAM` of an endpoint for datagrams."""
+        """`socket.SOCK_STREAM`, or `SOCK_DGRAM` for a datagram endpoint."""
         return self._kind
 
     @property
     def proto(self) -> int:
-        """`socket.IPPROTO_TCP`, or `IPPROTO_UDP` of an endpoint for datagrams."""
+        """`socket.IPPROTO_TCP`, or `IPPROTO_UDP` for a datagram endpoint."""
         return _KINDS[self._kind]
 
     def fileno(self) -> int:
@@ -95,7 +95,7 @@ class RdmaTransportSocket(Uncopied):
         """Address and port of the peer, in the same form.
 
         Raises:
-            OSError: ENOTCONN, it is a server's, or an endpoint's without a peer.
+            OSError: ENOTCONN, it belongs to a server, or to an endpoint without a peer.
         """
         if self._peername is None:
             raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
@@ -155,7 +155,7 @@ class RdmaTransportSocket(Uncopied):
                 msg = f"{name} has to be an int, not {number!r}"
                 raise TypeError(msg)
         if (value is None) != (optlen is not None):
-            msg = "optlen belongs to the value None"
+            msg = "optlen needs the value None"
             raise TypeError(msg)
         kept: int | bytes
         if isinstance(value, int):
@@ -170,7 +170,7 @@ class RdmaTransportSocket(Uncopied):
         self._set[level, option] = kept
 
     def getblocking(self) -> bool:
-        """False, as of every socket of asyncio."""
+        """False, as for every socket of asyncio."""
         return False
 
     def setblocking(self, flag: bool) -> None:
@@ -184,7 +184,7 @@ class RdmaTransportSocket(Uncopied):
             raise ValueError(msg)
 
     def gettimeout(self) -> float:
-        """0, as of every socket of asyncio."""
+        """0, as for every socket of asyncio."""
         return 0
 
     def settimeout(self, value: float | None) -> None:
@@ -202,7 +202,7 @@ class RdmaTransportSocket(Uncopied):
         return False
 
     def shutdown(self, how: int) -> NoReturn:
-        """Not possible: `write_eof`, `close` and `abort` of the transport are.
+        """Not possible; use `write_eof`, `close` or `abort` of the transport.
 
         Args:
             how: As `socket.SHUT_WR`; ignored.

@@ -1,11 +1,11 @@
 """Arena: slots of one size, which are registered as they are needed, with leases of a budget.
 
 Theory of operation
-    The first slots are the base, which stays, in a slab that several arenas may share: for little
-    memory the call that registers it costs more than the pages do.  Further slots come in chunks
-    with `grow`, if the budget allows, and go with `shrink`: such a chunk is *leaving*, its slots go
-    to `hand_in` as they become free, and with the last slot the chunk is deregistered and its pages
-    go back to the system.
+    The first slots are the base, which stays.  It is in a slab that several arenas may share,
+    because for little memory the call that registers it costs more than the pages.  Further slots
+    come in chunks with `grow`, if the budget allows, and go with `shrink`: such a chunk is
+    *leaving*, its slots go to `hand_in` as they become free, and with the last slot the chunk is
+    deregistered and its pages go back to the system.
 
     Slots are never memory of Python's heap: small objects share pages with others, and a fork would
     have to copy them.
@@ -47,7 +47,7 @@ class Keeper(Protocol):
         """The queue pair does not use it any more."""
 
     def expect(self, more: int) -> None:
-        """Have the completion queue expect so many completions more.
+        """Have the completion queue expect so many more completions.
 
         Raises:
             OSError: It cannot grow.
@@ -82,10 +82,10 @@ class Arena:
 
     Args:
         mr: The slab of the first slots.
-        place: Where they are in it; what is counted for them is the caller's.
-        most: Slots at most; none come without `member`.
-        chunk: Slots that come and go together.
-        member: Has the leases of the slots that come.
+        place: Where they are in it; the caller counts what they take.
+        most: Largest number of slots; none are added without `member`.
+        chunk: How many slots are added and removed together.
+        member: Has the leases of the added slots.
         unit: Units of the budget that a slot takes.
 
     Attributes:
@@ -138,7 +138,7 @@ class Arena:
 
     @property
     def grows(self) -> bool:
-        """Whether slots may come."""
+        """Whether slots may be added."""
         return self._member is not None
 
     def _enter(self, number: int, lease: Lease) -> _Chunk:
@@ -172,7 +172,7 @@ class Arena:
 
     @property
     def step(self) -> int:
-        """Slots of a chunk but the base; the last may have fewer."""
+        """Slots of a chunk other than the base; the last chunk may have fewer."""
         return len(self._steps[0]) if self._steps else 1
 
     @property

@@ -1,7 +1,7 @@
 """How much memory the system lets the process pin.
 
-A container has the memory that its control group may use, whatever the machine has: beyond that the
-kernel kills it.  A group is limited by the groups above it, too, as far as these can be seen.
+A container has the memory that its control group may use, whatever the machine has, because beyond
+that the kernel kills it.  The groups above it limit it, too, as far as these can be seen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WHOLE_UID_MAP = ["0", "0", "4294967295"]
 
 
 def may_lock() -> bool:
-    """Whether RLIMIT_MEMLOCK does not hold; outside of containers the kernel asks a capability."""
+    """Whether RLIMIT_MEMLOCK does not apply, because of a capability outside of containers."""
     try:
         status = (PROC / "status").read_text()
         uid_map = (PROC / "uid_map").read_text().split()

@@ -46,7 +46,7 @@ _RIGHTS = {
     2: (Access.REMOTE_WRITE, "write"),
     4: (Access.REMOTE_ATOMIC, "atomic"),
 }
-_NOTES = 8  # on the wire, beside the rights, from version 2 on: the owner is told of writes
+_NOTES = 8  # on the wire, beside the rights, from version 2 on: the owner gets notes of writes
 _NO_RIGHTS = Access(0)
 _ATOMIC = int(Access.REMOTE_ATOMIC)
 _ALL_RIGHTS = Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
@@ -74,8 +74,8 @@ class RemoteRegion:
         owner: Identifies the protection domain of the memory, 64 bits: that of one connection, or
             of a `Memory`, in one process.  0: unknown, and not checked.
         generation: The number of the exposure in that domain, 32 bits.  0: unknown.
-        notes: Whether the owner is told of writes by notes (`Lease.notes`), if they have an
-            immediate, and not by empty messages.
+        notes: Whether writes with an immediate reach the owner as notes (`Lease.notes`), and not as
+            empty messages.
 
     Raises:
         TypeError: `notes` is no bool.
@@ -114,8 +114,8 @@ class RemoteRegion:
 
         Args:
             version: 1 gives 24 bytes, without owner, generation and notes, for a peer whose aiordma
-                is older, or that parses them by itself: such a region is not checked for its
-                owner, and of writes to it messages tell.
+                is older, or that parses them itself.  The owner of such a region is not checked,
+                and writes to it arrive as messages.
 
         Raises:
             ValueError: There is no such version.
@@ -222,7 +222,7 @@ class RemoteRegion:
 
     def __getitem__(self, part: slice) -> Self:
         if not isinstance(part, slice):
-            msg = "a remote region has slices, no single bytes; use read() for those"
+            msg = "a remote region has slices, but no single bytes: use read() for those"
             raise TypeError(msg)
         if part.step not in (None, 1):
             msg = f"a slice of a remote region has step 1, not {part.step}"

@@ -351,7 +351,7 @@ class Memory(Uncopied):
             msg = "a lease needs at least one byte"
             raise ValueError(msg)
         if rights & _WRITES and region.view.readonly:
-            msg = "the memory is read-only: expose it for reading alone"
+            msg = "the memory is read-only: expose it for reading only"
             raise BufferError(msg)
         if not self._can_lend(rights):
             name = region.pd.context.name
@@ -408,7 +408,7 @@ class Memory(Uncopied):
             TimeoutError: The memory could not be deregistered within a minute.  The attempt goes
                 on in the background.
             OSError: The C library refused.
-            RuntimeError: Not in its event loop.
+            RuntimeError: This is not the memory's event loop.
 
         Connections that are closing are waited for; those that are still being made are aborted.
 

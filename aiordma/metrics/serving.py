@@ -2,17 +2,17 @@
 
 Theory of operation
     A thread of its own answers, so that neither an event loop waits for the reader, nor a reader
-    for a loop that stands still.  A client connects to a Unix socket, gets one snapshot as JSON,
-    and the end.  Clients are served one after the other, each for a bounded time, with a pause in
-    between: whatever they do, they cost a small part of a processor.
+    for a loop that is blocked.  A client connects to a Unix socket, gets one snapshot as JSON, and
+    then the end of the stream.  Clients are served one after another, each for a bounded time, with
+    a pause in between: whatever they do, they cost a small part of a processor.
 
     The socket is only for its user: it has mode 0600 before it listens, in a folder of mode 0700 by
     default.  A socket that a killed process has left refuses connects, as does a socket that does
     not listen yet.  So a process holds a lock of the folder from the bind to the listen, and while
-    it looks at a socket that is there and removes it.
+    it checks and removes an existing socket.
 
     A dump is a file that is replaced as a whole.  It says which signal makes the next, and when the
-    process began, so that a reader does not signal a later process of the same number.
+    process began, so that a reader does not signal a later process with the same number.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _log = log_of()
 SEND_S = 2.0  # for a reader to take all of a snapshot
 _PAUSE_S = 0.05  # after each
 _LOCK_S = 5.0  # for others to bind in the same folder
-LISTED = 10_000  # connections, streams, and endpoints, in one answer; the totals have all
+LISTED = 10_000  # connections, streams and endpoints in one answer; the totals count all
 _BACKLOG = 8
 
 
@@ -64,7 +64,7 @@ def default_paths(pid: int, uid: int, suffix: str) -> list[Path]:
 
 
 def is_owned(folder: Path, uid: int) -> bool:
-    """Whether it is a folder, and no link, of this user, in which no other user can write."""
+    """Whether it is a folder of this user, and no link, to which no other user can write."""
     try:
         found = folder.lstat()
     except OSError:
@@ -73,7 +73,7 @@ def is_owned(folder: Path, uid: int) -> bool:
 
 
 def _default_path(suffix: str) -> Path:
-    """Where this process's is; makes the folder.
+    """The default path of this process; makes the folder.
 
     Raises:
         OSError: No folder can be made, or another user owns it or may write to it.
@@ -84,7 +84,7 @@ def _default_path(suffix: str) -> Path:
             continue
         folder.mkdir(mode=0o700, exist_ok=True)
         if not is_owned(folder, os.geteuid()):
-            text = f"{folder} is not this user's alone"
+            text = f"{folder} is no folder to which only this user can write"
             raise errno_error(errno.EPERM, text, "remove it, or give a path")
         with _alone_in(folder):
             _forget_dead(folder)
@@ -121,7 +121,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _forget_dead(folder: Path) -> None:
-    """Remove what processes have left that were killed."""
+    """Remove what killed processes have left."""
     for path in folder.iterdir():
         name = path.name.partition(".")[0]
         if name.isdecimal() and not Path(f"/proc/{name}").exists():
@@ -255,7 +255,7 @@ def _remove_dead(path: Path) -> None:
         OSError: EADDRINUSE, a process listens there; EEXIST, it is no socket.
     """
     if not stat.S_ISSOCK(path.lstat().st_mode):
-        raise errno_error(errno.EEXIST, f"{path} is there, and no socket", "give another path")
+        raise errno_error(errno.EEXIST, f"{path} exists, and is no socket", "give another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1)
         try:
@@ -265,7 +265,7 @@ def _remove_dead(path: Path) -> None:
             return
         except OSError:
             pass  # a full line: it lives
-    raise errno_error(errno.EADDRINUSE, f"a process serves {path}", "give another path")
+    raise errno_error(errno.EADDRINUSE, f"a process already serves {path}", "give another path")
 
 
 def serve(path: str | os.PathLike[str] | None = None) -> Service:
@@ -278,15 +278,15 @@ def serve(path: str | os.PathLike[str] | None = None) -> Service:
     Args:
         path: Where to make it; by default `aiordma/PID.sock` in `$XDG_RUNTIME_DIR`, or, where that
             is not set, in `/run/user/UID` or a folder of this user in `/tmp`.  `aiordma top PID`
-            finds it there.  A socket there that a process has left is replaced.
+            finds it there.  A socket that a killed process has left there is replaced.
 
     Returns:
         The service, to be closed; it is closed at the end of the process, too.
 
     Raises:
         TypeError: `path` is no path.
-        OSError: EADDRINUSE, a process serves there; EEXIST, it is no socket; or there is no such
-            folder, no right to it, or the path is too long for a socket.
+        OSError: EADDRINUSE, another process serves there; EEXIST, the path is no socket; or there
+            is no such folder, or no right to it, or the path is too long for a socket.
     """
     return Service(_default_path("sock") if path is None else Path(path))
 
@@ -352,14 +352,14 @@ def dump_on_signal(
 
     Args:
         number: The signal; its handler is replaced.
-        path: The file; by default `aiordma/PID.json` in the folder that `serve` has.
+        path: The file; by default `aiordma/PID.json` in the folder that `serve` uses.
 
     Returns:
         The path of the file.
 
     Raises:
         TypeError: `number` is no signal, or `path` no path.
-        ValueError: Not in the main thread, or a signal that cannot be handled.
+        ValueError: This is not the main thread, or the signal cannot be handled.
         OSError: The file cannot be written.
     """
     number = signal.Signals(number)

@@ -2,10 +2,10 @@
 
 Theory of operation
     C keeps the counters of each connection, and their sums (`_core/tally.c`); those of datagrams,
-    rare events and durations are in `link.tally`.  A snapshot walks the objects that live and reads
-    them, in any thread: each figure is read in one step, and figures of one connection may be of
-    slightly different moments while its loop runs in another thread.  No C library is called, so
-    that a snapshot waits for no adapter.
+    rare events and durations are in `link.tally`.  A snapshot reads all objects that exist, in any
+    thread.  Each figure is read in one step, but figures of one connection may be from slightly
+    different moments while its loop runs in another thread.  No C library is called, so that a
+    snapshot waits for no adapter.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ class Histogram:
 
     Attributes:
         bounds_s: Upper bounds of the buckets, in seconds.
-        counts: Durations in each bucket, not summed up; the last is for those above all bounds.
+        counts: Number of durations in each bucket, not cumulative; the last bucket is for those
+            above all bounds.
         total_s: Sum of the durations, in seconds.
-        failed: Operations that failed, which are in no bucket; a canceled operation is not counted.
+        failed: Operations that failed; they are in no bucket.  Canceled operations do not count.
     """
 
     bounds_s: tuple[float, ...]
@@ -84,10 +85,10 @@ class Totals:
         denied: Clients that may not connect: those without the key, and those that the networks or
             `authorize` of a listener exclude; most of them count as refused, too.
         dropped: Clients that were dropped in the middle of a handshake because others waited.
-        connections_lost: Open connections that ended neither by this side nor by the peer in good
+        connections_lost: Open connections that neither this side nor the peer has closed in good
             order.
-        streams_lost: Likewise of streams.
-        datagrams_sent: As `DatagramMetrics` has them, and so the next five.
+        streams_lost: Likewise for streams.
+        datagrams_sent: As in `DatagramMetrics`, and so the next five.
         datagram_bytes_sent: Bytes.
         datagrams_received: Datagrams.
         datagram_bytes_received: Bytes.
@@ -127,16 +128,16 @@ class ConnectionMetrics:
     """A connection of messages that is not closed yet.
 
     Attributes:
-        number: Of the connection, in the log, too; no other connection of the process has had it.
+        number: Its number, also in the log; no other connection of the process has had it.
         state: "connecting", "open" or "closing".
         peername: (address, port) of the peer; None where it is not known yet.
         sockname: (address, port) of this side; None where it was not asked for.
         device: Name of the device.
         qpn: Number of the queue pair.
-        peer_qpn: Number of the peer's; None where the peer does not tell it.
+        peer_qpn: Number of the peer's queue pair; None if the peer does not transmit it.
         opened_at: Seconds since 1970; None before the end of the handshake.
         cause: The reason of its end, if that was a failure.
-        messages_sent: As `ConnectionStats` has them, and so the next six.
+        messages_sent: As in `ConnectionStats`, and so the next six.
         bytes_sent: Bytes.
         messages_received: Messages.
         bytes_received: Bytes.
@@ -179,7 +180,7 @@ class ConnectionMetrics:
 
 @dataclass(frozen=True, slots=True)
 class StreamMetrics:
-    """A stream that is not closed yet; attributes as of `ConnectionMetrics`, in bytes.
+    """A stream that is not closed yet; attributes as in `ConnectionMetrics`, in bytes.
 
     Attributes:
         bytes_sent: Bytes that the adapter has been given.
@@ -208,7 +209,7 @@ class StreamMetrics:
 
 @dataclass(frozen=True, slots=True)
 class DatagramMetrics:
-    """A datagram endpoint that is not closed yet; attributes as of `ConnectionMetrics`.
+    """A datagram endpoint that is not closed yet; attributes as in `ConnectionMetrics`.
 
     Attributes:
         peername: (address, port) to which the endpoint is connected; None if it is not.
@@ -216,14 +217,14 @@ class DatagramMetrics:
         bytes_sent: Bytes of these datagrams.
         datagrams_received: Datagrams that the program has been given.
         bytes_received: Bytes of these datagrams.
-        dropped: Datagrams of the program that were lost before they left: no room, no way to the
-            receiver, a network that was down, or the end of the endpoint.  After a network was
-            down some of them are in `datagrams_sent`, too.
+        dropped: Datagrams of the program that were lost before they left, because there was no room
+            or no route to the receiver, the network was down, or the endpoint ended.  If the
+            network was down, some of them are in `datagrams_sent`, too.
         ignored: Datagrams that arrived, but not from the peer to which the endpoint is connected,
-            or for a group that it has left.  Those for which the adapter had no receive are counted
-            nowhere: the adapter does not tell.
+            or for a group that it has left.  Those for which the adapter had no receive are not
+            counted, because the adapter does not report them.
         waiting_to_be_received: Datagrams that have arrived and that the program has not been given.
-        waiting_to_be_sent: Bytes, 8 for each datagram beside its own.
+        waiting_to_be_sent: Bytes, with 8 more for each datagram.
         pinned_bytes: Bytes of its slots.
     """
 
@@ -290,11 +291,11 @@ class Budget:
 
     Attributes:
         name: "large_messages" (see `set_large_message_budget`), "listeners" (bytes that the
-            connections of all listeners pin, of the least `max_process_pinned_bytes` of those
-            that are open) or "growth" (bytes of slots and rings that have come
-            with traffic, of one loop).
+            connections of all listeners pin; the total is the least `max_process_pinned_bytes` of
+            the open ones) or "growth" (bytes of slots and rings that have come with traffic, of
+            one loop).
         used: Bytes that are held.
-        total: Bytes that there are; None of "listeners" where none is open.
+        total: Bytes that may be held; None for "listeners" if none is open.
     """
 
     name: str
@@ -315,8 +316,8 @@ class Snapshot:
         request_s: Durations of requests in seconds, from the request to its reply.
         reply_s: Durations of replies in seconds, from the call of the handler to the end of its
             reply.
-        connections: By number, and so streams.
-        streams: Streams.
+        connections: Connections of messages, by number.
+        streams: Streams, by number.
         listeners: Listeners and servers.
         budgets: Budgets of the process and of its loops.
         datagrams: Datagram endpoints, by number.
@@ -427,8 +428,8 @@ def _budgets(
 def snapshot() -> Snapshot:
     """Return all counters of this process, as of now; in any thread, and in any loop.
 
-    Takes some ten microseconds for each connection.  Waits for nothing.  Requests and replies are
-    counted and timed from the first call on.
+    It takes some ten microseconds for each connection, and waits for nothing.  Requests and replies
+    are counted and timed from the first call on.
     """
     tally.observe()
     connections: list[ConnectionMetrics] = []

@@ -158,9 +158,9 @@ class Calls:
         """Go on with a request that C cannot make.
 
         Args:
-            buf: As of `Connection.request`.
+            buf: As for `Connection.request`.
             timeout: The seconds that are left, or None.
-            tell: Whether the peer is told them.
+            tell: Whether to send them to the peer.
             code: If positive, the errno of its post.  NO_ROOM: it is the first in line.
         """
         if code > 0:

@@ -128,7 +128,7 @@ class Exchange:
             return
         kind, flags, number, argument = parse(message)
         if len(message) > self._most and kind in (_REQUEST, _ANSWER):
-            msg = f"{len(message)} bytes in a frame, whose body belongs into a message of its own"
+            msg = f"{len(message)} bytes in a frame, whose body belongs in a message of its own"
             raise ViolationError(msg)
         if kind == _ANSWER:
             self.calls.on_answer(number, Message(message[HEADER_SIZE:]))

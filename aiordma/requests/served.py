@@ -231,7 +231,7 @@ class Request(Uncopied, PeerRequest):
             self._served.final(self._number, code_of(exc), *_words_of(exc), served=True)
 
     def _refuse_late(self) -> bool:
-        """Answer that the time is over, if it is, in place of the handler, which has not begun."""
+        """Answer that the time is over, if it is, instead of the handler, which has not begun."""
         if self.deadline is None or self.deadline > self._served.loop.time():
             return False
         self._note_answered()
@@ -240,7 +240,7 @@ class Request(Uncopied, PeerRequest):
         return True
 
     def _refuse(self) -> None:
-        """Answer that the server is stopping, in place of the handler, which has not begun."""
+        """Answer that the server is stopping, instead of the handler, which has not begun."""
         if not self._answered:
             self._note_answered()
             self._served.done(self._size)
@@ -261,7 +261,7 @@ class Request(Uncopied, PeerRequest):
             self._starter.cancel(self)
 
     def _answer_for_the_program(self) -> None:
-        """Answer in place of the handler, which has returned; called by C."""
+        """Answer instead of the handler, which has returned; called by C."""
         self._last_words()()
 
     def _last_words(self) -> Callable[[], None]:
@@ -295,11 +295,11 @@ def _words_of(exc: BaseException) -> tuple[str, str]:
     try:
         return type(exc).__name__, str(exc)
     except Exception:
-        return type(exc).__name__, "(its text cannot be had)"
+        return type(exc).__name__, "(its text is not available)"
 
 
 class Starter(Protocol):
-    """Handlers of requests, which are told of them while no task is running."""
+    """Handlers of requests, which get them while no task is running."""
 
     def begin(self, request: Request, /) -> bool:
         """Begin with a request that has just arrived; False if it is to be queued."""

@@ -423,7 +423,7 @@ async def test_more_clients_than_it_takes(address: str) -> None:
         async with aiordma.connect(address, port) as client:
             await client.send(b"x")
             await client.recv()
-            with pytest.raises(aiordma.ConnectionRejectedError, match="has all connections"):
+            with pytest.raises(aiordma.ConnectionRejectedError, match="has as many connections"):
                 await aiordma.connect(address, port)
         assert server.line().startswith("client ")
         assert server.end().status == 0

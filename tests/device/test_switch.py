@@ -217,7 +217,7 @@ async def test_h06_sockets_that_are_in_use_stay_and_say_so(
                     await aiordma.create_server(asyncio.Protocol, sock=listening)
                 with (
                     socket.socket(type=socket.SOCK_DGRAM) as datagrams,
-                    pytest.raises(ValueError, match="no stream of IPv4"),
+                    pytest.raises(ValueError, match="no stream socket of IPv4"),
                 ):
                     await aiordma.create_server(asyncio.Protocol, sock=datagrams)
                 _, writer = await asyncio.open_connection(sock=client)

@@ -63,7 +63,7 @@ def test_a_peer_without_an_address_may_not() -> None:
         (["10.0.0.1/8"], ValueError, "host bits"),
         (["nonsense"], ValueError, "no network"),
         (["fe80::/10%eth0"], ValueError, "scope"),
-        ([7], TypeError, "int in place of a network"),
+        ([7], TypeError, "int instead of a network"),
         ([None], TypeError, "NoneType"),
         ("10.0.0.0/8", TypeError, "list of networks"),
         (7, TypeError, "list of networks"),
