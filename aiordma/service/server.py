@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import contextvars
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from types import CoroutineType
 from typing import Any, Self, TypeVar
 
@@ -107,10 +107,12 @@ def serve(
         deny: Networks whose clients may not.
         authorize: Decides about each client, as for `listen`.
         grace_s: Seconds that handlers get to finish when the server stops; then they are canceled.
-        signals: Whether SIGINT (Ctrl-C) and SIGTERM end `serve_forever`, as with its own `signals`,
-            but from the opening of the server until `stop` has ended.  If the block of `async with`
-            waits for anything else, its task is canceled, and once the server has stopped, the
-            program goes on behind the block.  Only in the main thread.
+        signals: Whether SIGINT (Ctrl-C) and SIGTERM end `wait_closed` and `serve_forever`, as with
+            the `signals` of the latter, but from the opening of the server until `stop` has ended.
+            If the block of `async with` waits for anything else, its task is canceled, and once the
+            server has stopped, the program goes on behind the block.  A program that waits in none
+            of these is ended by the signal as any other, but only once the server has stopped.
+            Only in the main thread.
 
     Raises:
         TypeError, ValueError: An argument is invalid; raised by the call, before it is awaited.
@@ -167,7 +169,7 @@ class Server(Uncopied):
         self._asked = asyncio.Event()  # to stop, by a signal or by close()
         self._signals = signals
         self._signaled = False
-        self._forever: list[asyncio.Task[Any] | None] = []  # the tasks in serve_forever()
+        self._waiting: list[asyncio.Task[Any] | None] = []  # tasks until the server is to end
         # The task in the block of `async with`, how often it was canceled before, and how often by
         # signals since.
         self._inside: asyncio.Task[Any] | None = None
@@ -259,9 +261,11 @@ class Server(Uncopied):
 
         Args:
             signals: Whether SIGINT (Ctrl-C) and SIGTERM end it, too; a second signal cancels the
-                handlers at once.  If another task is in the block of `async with`, that task is
-                canceled, as `signals` of `serve` says.  Only in the main thread.  Handlers of these
-                signals that the loop already has are replaced.
+                handlers at once.  If a handler has kept the loop from running since the first, the
+                second ends the program: Ctrl-C raises KeyboardInterrupt where the program is.  If
+                another task is in the block of `async with`, that task is canceled, as `signals` of
+                `serve` says.  Only in the main thread.  Handlers of these signals that the loop
+                already has are replaced.
 
         Raises:
             DeviceRemovedError: The RDMA devices of all addresses were removed.
@@ -272,16 +276,24 @@ class Server(Uncopied):
         check_loop(self._loop, "server")
         heeds = signals and not self._signals
         with heeding(self._loop, self._on_signal) if heeds else contextlib.nullcontext():
-            task = asyncio.current_task()
-            self._forever.append(task)
             try:
-                await self._asked.wait()
+                with self._waits():
+                    await self._asked.wait()
             finally:
-                self._forever.remove(task)
                 await self.stop()
 
+    @contextlib.contextmanager
+    def _waits(self) -> Iterator[None]:
+        """In the block the current task ends when the server does."""
+        task = asyncio.current_task()
+        self._waiting.append(task)
+        try:
+            yield
+        finally:
+            self._waiting.remove(task)
+
     def _on_signal(self) -> bool:
-        """End what waits; return whether there was anything."""
+        """Begin to stop, or have a task do so; return whether a task of the program ends by that."""
         if self._signaled or self._stopping is not None:
             for task in self._connections:
                 task.cancel()
@@ -289,11 +301,11 @@ class Server(Uncopied):
         if self._stopping is not None:
             return True
         inside = self._inside
-        if inside is not None and inside not in self._forever and inside.cancel():
+        if inside is not None and inside not in self._waiting and inside.cancel():
             self._canceled += 1  # the end of the block stops the server
             return True
-        self._asked.set()
-        return bool(self._forever)
+        self._begin_stop()
+        return bool(self._waiting)
 
     def close(self) -> None:
         """Accept no more clients, and end `serve_forever`; open connections go on.  Idempotent.
@@ -316,11 +328,12 @@ class Server(Uncopied):
         Cancellation: ends the wait.
         """
         check_loop(self._loop, "server")
-        await self._asked.wait()
-        await asyncio.wait([self._accepting])
-        while self._connections:
-            await asyncio.wait(self._connections)
-        await self.listener.wait_closed()
+        with self._waits():
+            await self._asked.wait()
+            await asyncio.wait([self._accepting])
+            while self._connections:
+                await asyncio.wait(self._connections)
+            await self.listener.wait_closed()
 
     async def stop(self) -> None:
         """Close, let handlers finish for `grace_s`, then cancel those that are left.  Idempotent.
@@ -338,17 +351,22 @@ class Server(Uncopied):
         this.
         """
         check_loop(self._loop, "server")
-        if self._stopping is None:
-            self.close()
-            self._stopping = self._loop.create_task(self._stop())
+        stopping = self._begin_stop()
         try:
-            await asyncio.shield(self._stopping)
+            await asyncio.shield(stopping)
         except asyncio.CancelledError:
             for task in self._connections:
                 task.cancel()
             if self._mark not in _handled_by.get():  # else the end would wait for this call
-                await until_done([self._stopping])
+                await until_done([stopping])
             raise
+
+    def _begin_stop(self) -> asyncio.Task[None]:
+        """What `stop` waits for."""
+        if self._stopping is None:
+            self.close()
+            self._stopping = self._loop.create_task(self._stop())
+        return self._stopping
 
     async def _stop(self) -> None:
         with self._until_stopped:

@@ -458,6 +458,66 @@ async def test_ctrl_c_while_a_handler_waits(address: str, call: str, loop: str) 
             await process.wait()
 
 
+#: A program whose handler never lets the loop run.
+BUSY = """
+import asyncio, sys, aiordma
+
+async def handle(_):
+    print("busy", flush=True)
+    while True:
+        pass
+
+async def main():
+    serve = getattr(aiordma, sys.argv[1])
+    async with serve(handle, sys.argv[2], 0, signals=True) as server:
+        print(server.port, flush=True)
+        await server.serve_forever()
+
+if sys.argv[3] == "uvloop":
+    import uvloop
+    uvloop.run(main())
+else:
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.program
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("call", ["serve", "serve_requests"])
+async def test_signals_end_a_handler_that_never_yields(
+    address: str, call: str, number: signal.Signals, loop: str
+) -> None:
+    """As without a server; where Ctrl-C has stopped the handler, the server may end by itself."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-W", "error", "-c", BUSY, call, address, loop,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(2 * LIMIT_S):
+            port = int(await process.stdout.readline())
+            async with aiordma.connect(address, port) as client:
+                asking = asyncio.ensure_future(
+                    client.request(b"?") if call == "serve_requests" else client.recv()
+                )
+                assert await process.stdout.readline() == b"busy\n"
+                for _ in range(10):  # as somebody who presses Ctrl-C until it helps
+                    process.send_signal(number)
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(process.wait(), 1)
+                        break
+                by_itself = number == signal.SIGINT and await process.stderr.read() == b""
+                assert await process.wait() == (0 if by_itself else -number)
+                with pytest.raises(aiordma.RdmaError):
+                    await asking
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
 #: A program that publishes in the block, until a signal.  Its handlers wait for their peers.
 PUBLISHING = """
 import asyncio, signal, sys, aiordma

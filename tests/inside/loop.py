@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from aiordma.loop import background, slots, workers
+from aiordma.loop import background, signals, slots, workers
 from aiordma.loop.limit import Limit
 from aiordma.loop.workers import WorkerPool
 
@@ -59,3 +59,8 @@ def is_ticking(limit: Limit) -> bool:
 def give_the_end(patch: pytest.MonkeyPatch, seconds: float) -> None:
     """Let what ends with the loop have so many seconds."""
     patch.setattr(background, "_END_S", seconds)
+
+
+def be_patient_with_loops(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let a signal wait so long for a loop that does not run until the next one does not."""
+    patch.setattr(signals, "_PATIENCE_S", seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from aiordma import Server
+from tests.inside.loop import be_patient_with_loops
 from tests.inside.service import tell_of_handlers_after
 
 from ..conftest import cancel_at_every_turn, settle
@@ -350,18 +352,130 @@ async def test_signals_reach_a_server_after_another_has_stopped() -> None:
     assert program.log[-1] == "the outer ends"
 
 
-async def test_a_signal_that_ends_nothing_does_what_it_would_do_otherwise() -> None:
-    """A server that is neither in a block nor in serve_forever()."""
-    program = Signaled()
-    program.handled.set()
+@contextlib.contextmanager
+def noting(number: signal.Signals) -> Iterator[list[int]]:
+    """The program has a handler for the signal, which notes each that it gets."""
     got: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
+    before = signal.signal(number, lambda number, _: got.append(number))
     try:
+        yield got
+    finally:
+        signal.signal(number, before)
+
+
+async def test_a_signal_that_ends_nothing_does_what_it_would_do_otherwise() -> None:
+    """Of a server that is neither in a block nor waited for; but the server stops before."""
+    program = Signaled()
+    with noting(signal.SIGTERM) as got:
         server = program.serve()
+        await turns()  # the handlers have begun
+        signal.raise_signal(signal.SIGTERM)
+        await turns()
+        assert repr(server).startswith("<Server closed")
+        assert not got
+        program.handled.set()
         for count in (1, 2):
-            signal.raise_signal(signal.SIGTERM)
             await turns()
             assert got == count * [signal.SIGTERM]
+            signal.raise_signal(signal.SIGTERM)
         await server.stop()
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    assert program.log == ["handled", "handled"]
+
+
+async def test_a_second_signal_cancels_handlers_of_a_server_without_a_block() -> None:
+    program = Signaled()
+    with noting(signal.SIGINT) as got:
+        server = program.serve()
+        await turns()
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+            await turns()
+        assert program.log == ["canceled", "canceled"]
+        assert got == [signal.SIGINT]
+        await server.stop()
+
+
+async def test_a_signal_ends_wait_closed() -> None:
+    program = Signaled()
+    program.handled.set()
+    with noting(signal.SIGTERM) as got:
+        async with asyncio.timeout(LIMIT_S):
+            server = program.serve()
+            raise_soon(signal.SIGTERM)
+            await server.wait_closed()
+        await server.stop()
+        await turns()
+    assert program.log == ["handled", "handled"]
+    assert not got
+
+
+async def test_a_server_with_a_block_goes_on_behind_it_beside_one_without() -> None:
+    program = Signaled()
+    program.handled.set()
+    with noting(signal.SIGINT) as got:
+        async with asyncio.timeout(LIMIT_S):
+            other = program.serve()
+            async with program.serve():
+                raise_soon(signal.SIGINT)
+                await program.forever("the block ends")
+            await other.wait_closed()
+            await turns()
+    assert program.log.count("handled") == 4
+    assert not got
+
+
+async def test_a_signal_that_comes_as_the_server_ends_is_not_lost() -> None:
+    program = Signaled()
+    program.handled.set()
+    with noting(signal.SIGTERM) as got:
+        server = program.serve()
+        server.listener.wait_closed = lambda: raised(signal.SIGTERM)  # type: ignore[method-assign]
+        await server.stop()
+        await turns()
+    assert got == [signal.SIGTERM]
+
+
+async def raised(number: signal.Signals) -> None:
+    signal.raise_signal(number)
+
+
+async def test_a_second_ctrl_c_ends_a_program_that_never_yields(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As Python's own; after the first it has a while for the loop to run."""
+    program = Signaled()
+    program.handled.set()
+    async with asyncio.timeout(LIMIT_S), program.serve():
+        for _ in range(3):  # one Ctrl-C, passed on by launchers
+            signal.raise_signal(signal.SIGINT)
+        be_patient_with_loops(monkeypatch, 0)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        await program.forever("the block ends")
+    assert "the block ends" in program.log
+
+
+async def test_a_second_sigterm_ends_a_program_that_never_yields(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = Signaled()
+    program.handled.set()
+    be_patient_with_loops(monkeypatch, 0)
+    with noting(signal.SIGTERM) as got:
+        async with asyncio.timeout(LIMIT_S), program.serve():
+            signal.raise_signal(signal.SIGINT)
+            assert not got
+            signal.raise_signal(signal.SIGTERM)
+            assert got == [signal.SIGTERM]
+            await program.forever("the block ends")
+
+
+async def test_a_loop_that_runs_gets_every_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long ago the one before was."""
+    program = Signaled()
+    be_patient_with_loops(monkeypatch, 0)
+    async with asyncio.timeout(LIMIT_S), program.serve():
+        raise_soon(signal.SIGINT)
+        raise_soon(signal.SIGINT, 0.05)
+        await program.forever("the block ends")
+    assert program.log == ["the block ends", "canceled", "canceled"]
