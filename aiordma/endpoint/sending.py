@@ -42,6 +42,8 @@ __all__ = ["Sender"]
 
 #: After so many seconds the wait of a send is worth a warning.
 _LONG_S = 5.0
+#: And after so many it is worth a line if the peer alone holds it up: back-pressure is no mistake.
+_VERY_LONG_S = 30.0
 _TOLD = LogShare("sends that wait")
 
 
@@ -64,8 +66,8 @@ class Sender:
     """
 
     __slots__ = (
-        "_failure", "_flushers", "_held", "_limit", "_link", "_listening", "_received", "_receiver",
-        "_settled", "_state", "_timer", "_told", "exposures",
+        "_failure", "_flushers", "_held", "_limit", "_link", "_listening", "_noted", "_received",
+        "_receiver", "_settled", "_state", "_timer", "_told", "exposures",
     )  # fmt: skip
 
     def __init__(self, link: Link, config: ConnectionConfig, receiver: Receiver) -> None:
@@ -76,6 +78,7 @@ class Sender:
         limit = config.stall_timeout_s
         self._limit = math.inf if limit is None else limit
         self._told = config.raw  # it has no window that the peer's program holds up
+        self._noted = False  # of the peer alone; of both sides it may be told later
         self._received = 0  # messages, when the waits were looked at last
         self._timer: Timer | None = None
         # How many sends have to complete, and the future that ends then.  Sends complete in order.
@@ -185,7 +188,8 @@ class Sender:
     def _look(self) -> None:
         """End waits of `stall_timeout_s`, and warn if this program is the one that holds them up.
 
-        A program that sends and does not receive waits forever for a peer that does the same.
+        A program that sends and does not receive waits forever for a peer that does the same.  A
+        peer that holds them up alone is noted.
         """
         self._timer = None
         limit = self._limit
@@ -201,6 +205,9 @@ class Sender:
                 self._told = True
                 self._tell(longest)
             else:  # and not later than the limit of a wait that begins now
+                if longest >= _VERY_LONG_S and not self._noted:
+                    self._noted = True
+                    self._note(longest)
                 left = min(left, limit, _LONG_S - longest if longest < _LONG_S else _LONG_S)
         if left < math.inf:
             self._look_in(left)
@@ -220,6 +227,14 @@ class Sender:
                 "nobody receives: if the peer waits in send(), too, both wait forever; receive in "
                 "a task of its own",
                 self._link.peer_name(), seconds, count, " has" if count == 1 else "s have",
+            )  # fmt: skip
+
+    def _note(self, seconds: float) -> None:
+        if _TOLD.may_log(self._link.peer_address()):
+            self._link.inform(
+                "a message to %s has waited %.0f s for room: the program there receives slowly, or "
+                "not at all",
+                self._link.peer_name(), seconds,
             )  # fmt: skip
 
     def _add_slots(self) -> bool:

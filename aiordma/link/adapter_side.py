@@ -241,6 +241,11 @@ class AdapterSide:
         if log.tells(logging.DEBUG):
             log.tell(logging.DEBUG, "#%d " + text, self.number, *args, extra=self._facts(), above=1)
 
+    def inform(self, text: str, *args: object) -> None:
+        """Log at INFO; as `note`."""
+        extra = self._facts()
+        self.log.tell(logging.INFO, "#%d " + text, self.number, *args, extra=extra, above=1)
+
     def warn(self, text: str, *args: object) -> None:
         """Log what the person at the terminal has to know of this connection; as `note`."""
         extra = self._facts() | FOR_ALL

@@ -55,6 +55,11 @@ def tell_of_sends_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None
     monkeypatch.setattr(sending, "_TOLD", LogShare("sends that wait"))
 
 
+def note_slow_peers_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have the log say that a peer is slow when a send has waited for so long."""
+    monkeypatch.setattr(sending, "_VERY_LONG_S", seconds)
+
+
 def sends_are_looked_at_by(monkeypatch: pytest.MonkeyPatch, timer: Callable[..., Any]) -> None:
     """Have the timer of sends that wait be this, in place of `call_later`."""
     monkeypatch.setattr(sending, "call_later", timer)

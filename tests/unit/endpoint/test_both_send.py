@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import re
 from collections.abc import Callable
@@ -14,7 +15,12 @@ from aiordma import Connection
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.errors import RdmaTimeoutError
 from aiordma.loop.timers import Timer
-from tests.inside.endpoint import has_timer, sends_are_looked_at_by, tell_of_sends_after
+from tests.inside.endpoint import (
+    has_timer,
+    note_slow_peers_after,
+    sends_are_looked_at_by,
+    tell_of_sends_after,
+)
 
 from ..conftest import fake_regions
 from .fabric import Wire
@@ -144,6 +150,33 @@ async def test_a_send_to_a_peer_that_sends_nothing_is_no_mistake_of_this_side(
     assert not task.done()
     assert not counts(caplog)
     await ends(wire, task)
+
+
+@pytest.mark.parametrize("size", [8, 2 * SLOT], ids=["small", "large"])
+@pytest.mark.usefixtures("fake_regions")
+async def test_a_peer_that_does_not_receive_is_noted_once(
+    size: int, look: Looks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At INFO, as it may have its reasons; and both sides may wait for each other later."""
+    caplog.set_level(logging.INFO, "aiordma")
+    wire = await opened(receive_buffer_size=1)
+    tasks = [await sending(wire, 0, 20, size)]
+    look()
+    assert not caplog.messages
+    note_slow_peers_after(monkeypatch, 1e-9)
+    for _ in range(3):
+        look()
+    (line,) = caplog.records
+    assert line.levelname == "INFO"
+    assert re.fullmatch(
+        r"#\d+ a message to .+ has waited \d+ s for room: the program there receives slowly, or "
+        r"not at all", line.message,
+    )  # fmt: skip
+    tasks.append(await sending(wire, 1, 20, size))
+    look()
+    look()
+    assert counts(caplog), "nor does this side"
+    await ends(wire, *tasks)
 
 
 async def test_a_side_that_receives_is_not_told_of(
