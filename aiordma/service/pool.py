@@ -732,7 +732,8 @@ class Pool(Uncopied):
             moved to it, one after another.
         local_addrs: Addresses of this machine to connect from, 1 to 16, in equal parts; by default
             the routing table decides.
-        min_size: Connections that are kept open, 0 to `max_size`.
+        min_size: Connections that are kept open, 0 to `max_size`.  By default 1; with "spread" one
+            to each address, and with `local_addrs` one from each of these, up to `max_size`.
         max_size: Largest number of connections, 1 to 65,536.
         timeout: Seconds that a task waits for a connection, unless the call has a limit of its own.
         max_idle: Seconds after which an unused connection is closed, if there are more than
@@ -759,7 +760,7 @@ class Pool(Uncopied):
         *,
         policy: Literal["failover", "spread"] = "failover",
         local_addrs: Sequence[str] | None = None,
-        min_size: int = 1,
+        min_size: int | None = None,
         max_size: int = 8,
         timeout: float = 30.0,
         max_idle: float | None = 600.0,
@@ -776,6 +777,9 @@ class Pool(Uncopied):
             msg = f"policy has to be 'failover' or 'spread', not {policy!r}"
             raise ValueError(msg)
         max_size = whole("max_size", max_size, 1, 65_536)
+        if min_size is None:
+            to = len(addresses) if policy == "spread" and not callable(addresses) else 1
+            min_size = min(max_size, to * max(1, len(rails)))
         min_size = whole("min_size", min_size, 0, max_size)
         check_seconds("timeout", timeout, none=False)
         check_seconds("max_idle", max_idle)

@@ -80,6 +80,44 @@ async def test_spread_keeps_as_many_to_each(new_server: Serve) -> None:
     await nothing_left(server)
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"policy": "spread"}, {A: 1, B: 1, C: 1}),
+        ({"policy": "spread", "max_size": 2}, {A: 1, B: 1}),
+        ({"policy": "spread", "min_size": 1}, {A: 1}),
+        ({"policy": "spread", "local_addrs": [RAIL, OTHER]}, {A: 2, B: 2, C: 2}),
+        ({"local_addrs": [RAIL, OTHER]}, {A: 2}),
+        ({"policy": "spread", "host": lambda: A}, {A: 1}),
+        ({}, {A: 1}),
+    ],
+)
+async def test_each_way_has_a_connection_by_default(
+    new_server: Serve, options: dict[str, Any], expected: dict[tuple[str, int], int]
+) -> None:
+    server = new_server()
+    async with new_pool(**{"host": [A, B, C]} | options) as pool:
+        await pool.wait()
+        await settle()
+        assert at(server) == expected
+        rails = {each.local for each in server.live}
+        assert rails == set(options.get("local_addrs", [None]))
+    await nothing_left(server)
+
+
+async def test_a_burst_is_spread_once_the_pool_is_filled(new_server: Serve) -> None:
+    server = new_server()
+    async with new_pool(host=[A, B, C], policy="spread") as pool:
+        await pool.wait()
+        server.answering.clear()
+        asking = [asyncio.create_task(pool.request(b"?")) for _ in range(12)]
+        await settle()
+        assert [each.requests for each in pool.stats.addresses] == [4, 4, 4]
+        server.answering.set()
+        await asyncio.gather(*asking)
+    await nothing_left(server)
+
+
 @pytest.mark.parametrize("policy", ["failover", "spread"])
 async def test_requests_survive_the_death_of_an_address(new_server: Serve, policy: str) -> None:
     server = new_server()
@@ -137,7 +175,7 @@ async def test_an_address_that_does_not_answer_holds_nobody_up(
     """The one whose last connection has broken is tried aside, at once."""
     server = new_server()
     prove_after(monkeypatch, 0.0)
-    async with new_pool(host=[A, B], policy=policy, max_size=2) as pool:
+    async with new_pool(host=[A, B], policy=policy, min_size=1, max_size=2) as pool:
         await pool.wait()
         assert at(server) == {A: 1}
         server.silent = {A}
