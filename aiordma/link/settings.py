@@ -181,6 +181,7 @@ def suggesting(config: type[Config]) -> type[Config]:
 def _unexpected(config: str, name: str, known: list[str]) -> str:
     import difflib  # not at each start of a program
 
-    near = difflib.get_close_matches(name, known, 1)
+    # A name that lacks a whole word is another one: `timeout` is not meant as `ack_timeout`.
+    near = difflib.get_close_matches(name, known, 1, cutoff=0.8)
     suggestion = f". Did you mean {near[0]!r}?" if near else ""
     return f"{config}.__init__() got an unexpected keyword argument {name!r}{suggestion}"

@@ -53,7 +53,13 @@ def test_bad_values_fail_at_the_call(
         (StreamConfig, "keepalive", "keepalive_s"),
         (ListenerLimits, "max_connection", "max_connections"),
         (DatagramConfig, "refresh", "refresh_s"),
+        (ConnectionConfig, "recv_dept", "recv_depth"),
         (ConnectionConfig, "nonsense", None),
+        # Settings that sound like these mean something else.
+        (ConnectionConfig, "timeout", None),
+        (ConnectionConfig, "timeout_s", None),
+        (ConnectionConfig, "connect_timeout", None),
+        (ConnectionConfig, "max_size", None),
     ],
 )
 def test_a_name_that_is_not_there_suggests_the_one_that_is_meant(
