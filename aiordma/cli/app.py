@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -49,6 +50,12 @@ _source = click.option(
     "--source",
     metavar="ADDRESS",
     help="Local address to connect from, which chooses the device.",
+)
+_key_file = click.option(
+    "--key-file",
+    type=click.Path(exists=True, path_type=Path),
+    help="File whose bytes are the secret of a key, and whose name is the key's; in a folder, the "
+    "file with the last name.",
 )
 _listening = (
     click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on."),
@@ -108,6 +115,7 @@ def _gids(context: click.Context, *, device: str | None, as_json: bool) -> None:
     help="With PEER: limit for each step on the wire.",
 )
 @_source
+@_key_file
 @_json
 @click.pass_context
 def _doctor(context: click.Context, /, **options: Any) -> None:
@@ -116,6 +124,9 @@ def _doctor(context: click.Context, /, **options: Any) -> None:
     With PEER, the way to an `aiordma echo` there is checked, too: messages of all sizes, reads,
     writes and streams, in both directions; or to an `aiordma serve`, as far as it answers.
     """
+    path = options.pop("key_file")
+    with contextlib.suppress(ImportError):  # a check tells what is missing
+        options["keys"] = _key_of(path)
     context.exit(doctor.run(**options))
 
 
@@ -158,12 +169,7 @@ def _doctor(context: click.Context, /, **options: Any) -> None:
     is_flag=True,
     help="Open and close connections instead of sending messages: for servers other than echo.",
 )
-@click.option(
-    "--key-file",
-    type=click.Path(exists=True, path_type=Path),
-    help="File whose bytes are the secret of a key, and whose name is the key's; in a folder, the "
-    "file with the last name.",
-)
+@_key_file
 @click.option("-q", "--quiet", is_flag=True, help="Print only the summary.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object on each line.")
 @click.pass_context

@@ -8,12 +8,16 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from aiordma.cli import checks_device, checks_system
 from aiordma.cli.bounded import call_bounded
 from aiordma.cli.finding import Finding, Status, fail, skip
 from aiordma.cli.output import print_json, print_line
 from aiordma.cli.ports import DEFAULT_PORT
+
+if TYPE_CHECKING:
+    from aiordma.endpoint.keys import Keys
 
 __all__ = ["CHECKS", "LIMIT_S", "examine", "run"]
 
@@ -49,6 +53,7 @@ def run(
     port: int = DEFAULT_PORT,
     source: str | None = None,
     limit_s: float = LIMIT_S,
+    keys: Keys | None = None,
 ) -> int:
     """Run all checks and print what they saw, each as soon as it is known.
 
@@ -58,6 +63,7 @@ def run(
         port: Its port.
         source: Local address to connect from; None lets routing choose.
         limit_s: Seconds for each step on the wire.
+        keys: The key to prove to have; None for a peer without keys.
 
     Returns:
         1 if a check failed, else 0; warnings and skipped checks do not count.
@@ -77,7 +83,7 @@ def run(
         # It needs RDMA.
         from aiordma.cli.peer import Scene, examine_peer
 
-        asyncio.run(examine_peer(Scene(peer, port, limit_s, source), told))
+        asyncio.run(examine_peer(Scene(peer, port, limit_s, source, keys), told))
     failed, warned, skipped = (
         _count(findings, status) for status in (Status.FAIL, Status.WARN, Status.SKIP)
     )

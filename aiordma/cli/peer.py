@@ -22,8 +22,10 @@ from aiordma.cli.transfer.exchange import Exchange, closing
 from aiordma.cli.transfer.failure import TransferError
 from aiordma.cli.transfer.frames import Get, Ready, Reason
 from aiordma.cli.words import serves_streams, words_of
+from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connect import connect
 from aiordma.endpoint.connection import Connection
+from aiordma.endpoint.keys import Keys
 from aiordma.errors import (
     AuthenticationError,
     CompletionError,
@@ -71,6 +73,7 @@ class Scene:
         port: Port of the messages.
         limit_s: Seconds for each step on the wire.
         source: Local address to connect from; None lets routing choose.
+        keys: The key to prove to have; None for a peer without keys.
         facts: The answer of an `aiordma echo`; empty for another server.
         mtu: Bytes of data in a packet on RoCE and InfiniBand; 0 on iWARP.
         hole: The first size that did not pass, if it fills packets; else 0.
@@ -80,6 +83,7 @@ class Scene:
     port: int
     limit_s: float
     source: str | None = None
+    keys: Keys | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     mtu: int = 0
     hole: int = 0
@@ -87,8 +91,9 @@ class Scene:
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator[Connection]:
         """A connection of messages."""
+        config = ConnectionConfig(keys=self.keys)
         connecting = connect(
-            self.host, self.port, local_addr=self._local_addr, timeout=self.limit_s
+            self.host, self.port, config=config, local_addr=self._local_addr, timeout=self.limit_s
         )
         async with connecting as connection:
             yield connection
@@ -212,9 +217,11 @@ async def _meet(scene: Scene) -> tuple[str, dict[str, Step]]:
                 raise OtherProgramError(f"{seen}{_words(scene, exc)}", _START_ECHO) from None
             took = f"{(time.perf_counter() - begun) * 1000:.3f} ms there and back"
             facts = _object(answer)
-    except AuthenticationError:
-        seen = f"{where}: a server with keys, and `aiordma doctor` has none"
-        raise OtherProgramError(seen, _START_ECHO) from None
+    except AuthenticationError as exc:
+        if scene.keys is not None:
+            raise StepError(words_of(exc), "--key-file has to name a key of the server") from None
+        seen = f"{where}: a server with keys"
+        raise OtherProgramError(seen, "name the file of one by --key-file") from None
     except ConnectionRejectedError as exc:
         if serves_streams(exc):
             return f"{where}: a server of streams", SERVE

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -163,17 +164,32 @@ async def test_with_a_server_of_requests(address: str) -> None:
     assert found["more"]["status"] == "SKIP"
 
 
-async def test_with_a_server_with_keys(address: str) -> None:
+@pytest.mark.parametrize("key", ["none", "another", "the same"])
+async def test_with_a_server_with_keys(address: str, key: str, tmp_path: Path) -> None:
     config = aiordma.ConnectionConfig(keys=aiordma.Keys({"a": b"x" * 32}))
+    file = tmp_path / "a"
+    file.write_bytes((b"x" if key == "the same" else b"y") * 32)
+    option = () if key == "none" else ("--key-file", str(file))
 
-    async def never(_: aiordma.Connection) -> None:
-        pytest.fail("without a key it comes in")
+    async def echo(connection: aiordma.Connection) -> None:
+        assert key == "the same", "without it a client comes in"
+        async for message in connection:
+            await connection.send(message)
 
-    async with aiordma.serve(never, address, 0, config=config) as server:
-        words = ("doctor", "--json", *SHORT, "--port", str(server.port), address)
+    async with aiordma.serve(echo, address, 0, config=config) as server:
+        words = ("doctor", "--json", *SHORT, *option, "--port", str(server.port), address)
         found = checks(await aiordma_beside(*words))
-    assert found["peer"]["status"] == "WARN"
-    assert "a server with keys" in found["peer"]["seen"]
+    peer = found["peer"]
+    if key == "none":
+        assert (peer["status"], list(found)) == ("WARN", ["peer", "more"])
+        assert "a server with keys" in peer["seen"]
+        assert "--key-file" in peer["advice"]
+    elif key == "another":
+        assert (peer["status"], list(found)) == ("FAIL", ["peer"])
+        assert "no such key" in peer["seen"]
+        assert "--key-file" in peer["advice"]
+    else:
+        assert (peer["status"], found["there and back"]["status"]) == ("OK", "OK")
 
 
 class Breaking(Orders):

@@ -158,6 +158,7 @@ def test_one_port_for_all() -> None:
         ("ping", "--key-file", "/dev/zero", "a"),
         ("ping", "-W", "nan", "a"), ("ping", "-i", "inf", "a"), ("ping", "--port", "0", "a"),
         ("echo", "a"), ("echo", "--max-clients", "0"), ("echo", "--port", "65536"),
+        ("doctor", "--key-file", "/nowhere", "a"), ("doctor", "--key-file", "/dev/null", "a"),
         ("doctor", "a", "b"), ("doctor", "--port", "0", "a"), ("doctor", "--timeout", "0", "a"),
         ("serve",), ("cp", "a"),
     ],
