@@ -32,6 +32,7 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import EventType
 from aiordma.cm.event_channel import EventChannel
+from aiordma.errors import ResourceClosedError
 from aiordma.link.adapter_side import AdapterSide
 from aiordma.link.admission import Ledger, Place, Places
 from aiordma.link.dialing import shared_channel
@@ -155,6 +156,7 @@ class Request:
         `size` is the bytes that it pins; None: as many as each of the listener's.
 
         Raises:
+            ConnectionAbortedError: The client has left.
             OSError: The limits allow no further connection, or this side is short of memory or
                 adapter resources.  The client is refused.
         """
@@ -171,7 +173,13 @@ class Request:
             side = await make(self.cm_id)
         except BaseException as exc:
             acceptor.shortages.tell(self.peername, exc)
-            self.refuse(RefusalReason.RESOURCES, "out of resources")
+            if _has_left(exc):  # nobody is there to be refused
+                self.leave()
+                self.cm_id.close()
+            elif isinstance(exc, asyncio.CancelledError):
+                self.refuse(RefusalReason.TIMEOUT, "its handshake was canceled")
+            else:
+                self.refuse(RefusalReason.RESOURCES, "out of resources")
             if release is not None:
                 release()
             give_back()
@@ -194,6 +202,11 @@ class Request:
         """The handshake is over, or the request answered.  Idempotent."""
         if self.place is not None:
             self.place.leave()
+
+
+def _has_left(exc: BaseException) -> bool:
+    """Whether the client has left, and not something of this side been closed."""
+    return isinstance(exc, ConnectionAbortedError) and not isinstance(exc, ResourceClosedError)
 
 
 def _count_out(give_back: Callable[[], None], side: AdapterSide, place: Place | None) -> None:

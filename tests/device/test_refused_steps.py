@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 from collections.abc import AsyncIterator
 
 import pytest
@@ -13,6 +14,7 @@ from aiordma._ffi import ffi, lib
 from aiordma.cm import ConnectionId, EventChannel, EventType, Stage
 from aiordma.verbs import QPState
 from tests.device.oracle import until
+from tests.inside.endpoint import id_of_request
 from tests.inside.verbs import handle_of
 from tests.native_ends import (
     LIMIT_S,
@@ -121,6 +123,27 @@ async def test_b07_loopback_is_no_way_to_a_device() -> None:
     for host in ("127.0.0.1", "127.1.2.3"):
         with pytest.raises(aiordma.DeviceNotFoundError, match="no RDMA device serves"):
             await aiordma.connect(host, 7471, timeout=LIMIT_S)
+
+
+async def test_a_client_that_has_left_is_not_counted_as_refused(
+    address: str, is_siw: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "aiordma")
+    async with asyncio.timeout(LIMIT_S), aiordma.listen(address, 0) as listener:
+        requests = listener.requests()
+        connecting = asyncio.ensure_future(aiordma.connect(address, listener.port))
+        request = await anext(requests)
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+        if is_siw:  # as below
+            request.reject()
+            return
+        await until(lambda: has_left(id_of_request(request)))
+        with pytest.raises(ConnectionAbortedError, match="the client has left"):
+            await request.accept()
+        assert listener.refused == 0
+    assert not [line for line in caplog.messages if line.startswith("refused")]
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before create_qp", "before accept"])

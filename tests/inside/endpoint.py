@@ -8,8 +8,9 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from aiordma import Connection, ConnectionConfig, Listener
+from aiordma import Connection, ConnectionConfig, ConnectRequest, Listener
 from aiordma._core import MessageState
+from aiordma.cm import ConnectionId
 from aiordma.cm.address import Address
 from aiordma.endpoint import one_sided, receiving, sending, slots
 from aiordma.endpoint.events import ConnectionEvents
@@ -399,3 +400,8 @@ def fail_at_hello(patch: pytest.MonkeyPatch, cause: BaseException) -> Iterator[N
     with patch.context() as patched:
         patched.setattr(Connection, "__init__", made)
         yield
+
+
+def id_of_request(request: ConnectRequest) -> ConnectionId:
+    """The id of the connection that is to be."""
+    return request._request.cm_id
