@@ -105,7 +105,9 @@ class RegistrationCache(Uncopied):
     Args:
         pd: The protection domain of all regions.
         max_bytes: How many registered bytes to keep.  Entries in use may exceed this; a single
-            buffer that exceeds it is not kept after its use.
+            buffer that exceeds it is not kept after its use.  What is evicted for a new buffer may
+            still be pinned for a moment while that one is registered, as a thread deregisters it:
+            leave room for both below the limit of locked memory.
         max_entries: How many entries to keep; those in use may exceed this, too.
 
     Raises:
@@ -196,7 +198,7 @@ class RegistrationCache(Uncopied):
 
     def _enter(self, key: _Key, buffer: Any) -> _Entry:
         entry = _Entry(key)
-        # Evict before registering, so that the limit is never exceeded.
+        # Evict before registering, so that the entries never exceed the limit.
         self._shrink(self._max_entries - 1, self._max_bytes - self._counted(key))
         if key[1] <= INLINE_BYTES:
             self._ready(entry, MemoryRegion(self._pd, buffer, key[2]))
