@@ -293,7 +293,7 @@ class Server(Uncopied):
             self._waiting.remove(task)
 
     def _on_signal(self) -> bool:
-        """Begin to stop, or have a task do so; return whether a task of the program ends by that."""
+        """Begin to stop, or have a task do so; whether a task of the program ends by that."""
         if self._signaled or self._stopping is not None:
             for task in self._connections:
                 task.cancel()

@@ -274,7 +274,7 @@ async def test_a_handler_that_is_no_coroutine_function_is_told(
     [
         (None, {}, TypeError, "the handler has to be a function"),
         (echo, {"grace_s": -1}, ValueError, "grace_s -1 is negative"),
-        (echo, {"grace_s": None}, TypeError, "grace_s is a number"),
+        (echo, {"grace_s": None}, TypeError, "grace_s has to be a number"),
         (echo, {"config": 1}, TypeError, "config"),
         (echo, {"backlog": 1.5}, TypeError, "backlog"),
     ],
