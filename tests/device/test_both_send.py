@@ -38,8 +38,8 @@ async def large(connection: Connection) -> None:
 
 
 async def ring(connection: Connection) -> None:
-    """As the steps of an all-reduce, in the wrong order."""
-    block, place = bytes(4 << 20), bytearray(4 << 20)
+    """As the steps of an all-reduce, in the wrong order, with blocks that are not fetched ahead."""
+    block, place = bytes(16 << 20), bytearray(16 << 20)
     for _ in range(2):
         await connection.send(block)
         await connection.recv_into(place)
