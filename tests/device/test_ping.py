@@ -207,7 +207,7 @@ def test_a_server_of_streams(address: str, tmp_path_factory: pytest.TempPathFact
         done = command("ping", address)
     assert (done.status, done.out) == (1, "")
     assert done.err == (
-        "aiordma ping: a server of streams listens there, such as `aiordma serve`, and no "
+        "aiordma ping: a server of streams listens there, such as `aiordma serve`, not an "
         "`aiordma echo`\n"
     )
 
