@@ -84,7 +84,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     parser.addini("rdma_required", "default of --rdma-required", type="bool", default=False)
     parser.addini(
         "rdma_leak_settle",
-        "seconds that what a test has left may take to end",
+        "seconds that the leftovers of a test may take to end",
         default="5",
     )
     parser.addini("rdma_leak_check", "default of --rdma-leak-check", type="bool", default=False)
@@ -374,7 +374,7 @@ def rdma_leak_check(request: pytest.FixtureRequest, _rdma_warm: None) -> Iterato
 
 
 def settle_s(item: pytest.Item) -> float:
-    """Seconds that what a test has left may take to end."""
+    """Seconds that the leftovers of a test may take to end."""
     if item.stash.get(_failed, False):
         return 0.0
     return float(item.config.getini("rdma_leak_settle"))

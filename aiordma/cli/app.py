@@ -54,8 +54,8 @@ _source = click.option(
 _key_file = click.option(
     "--key-file",
     type=click.Path(exists=True, path_type=Path),
-    help="File whose bytes are the secret of a key, and whose name is the key's; in a folder, the "
-    "file with the last name.",
+    help="File whose bytes are the secret of a key, and whose name is the key's; of a folder, the "
+    "file whose name sorts last.",
 )
 _listening = (
     click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on."),
@@ -77,8 +77,8 @@ def _listens(function: _F) -> _F:
 
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog=f"All commands listen on port {DEFAULT_PORT}, or connect to it, unless --port names "
-    "another.  Rates are in MiB/s.",
+    epilog=f"All commands listen on port {DEFAULT_PORT}, or connect to it, unless the command line "
+    "names another.  Rates are in MiB/s.",
 )
 @click.version_option(aiordma_version(), prog_name="aiordma")
 def aiordma() -> None:
