@@ -5,8 +5,8 @@ its own, and writes chunk after chunk into the window.  The immediate of each wr
 receiver that the chunk has arrived; the receiver writes it to the disk, and reports that its place
 is free.  So several chunks are on their way at a time, and the processor copies none of them.  At
 the end the SHA-256 of both sides is compared.  Until then the receiver keeps the bytes in a file
-`.*.part`, which is removed after any failure: under the file's name there is always a whole file,
-the new one or the old.
+`.*.part`, which is removed after any failure: under the file's name there is never a
+part of a file, but the whole one, or the old, or none.
 
     copy_file.py receive [--host ADDRESS] [--port PORT] [FOLDER]
     copy_file.py send    [--host ADDRESS] [--port PORT] FILE...

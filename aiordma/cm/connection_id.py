@@ -473,11 +473,11 @@ class ConnectionId(Resource):
 
         Args:
             node: Name of the host, or None.
-            service: Name of the service, or None.
+            service: Name or number of the service, or None.
             timeout: Seconds.
 
         Raises:
-            TypeError, ValueError: A name is not a str, or both are None.
+            TypeError, ValueError: A name has the wrong type or a NUL, or both are None.
             NotSupportedError: The installed librdmacm does not have the call.
             OSError: EINVAL, the id is bound or resolved already; or the kernel refused.
             ConnectTimeoutError: There was no answer in time.

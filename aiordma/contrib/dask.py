@@ -18,8 +18,8 @@ Theory of operation
     short frame is decoded where it lies: nothing of it is kept.
 
     No device of the kernel has a loopback address, which distributed uses for a local cluster whose
-    program names no host.  The backend uses the address of a device instead, and the listener
-    aborts connections from other machines.
+    program names no host.  The backend uses the address of a device instead, and a listener
+    there aborts connections from other machines.
 """
 
 from __future__ import annotations

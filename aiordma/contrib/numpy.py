@@ -114,7 +114,7 @@ async def send_array(connection: Connection, array: Array) -> None:
 
     Raises:
         TypeError: Not an array; a masked array; an array of objects; or a dtype that a header
-            cannot describe: of no bytes, with titles, or with more than 64 KiB of names.
+            cannot describe, such as one of no bytes, with titles, or with over 64 KiB of names.
         MessageTooLargeError: The array has more bytes than the peer takes; nothing was sent.
         ResourceClosedError, ConnectionLostError, TimeoutError: As `Connection.send`.
 

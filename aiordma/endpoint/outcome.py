@@ -50,7 +50,7 @@ _ABORTS = {
     ),
     AbortReason.TIMEOUT: (
         f"{_SAID}: it waited too long for this side",
-        "is this side's event loop blocked? idle_timeout_s of the peer is the limit",
+        "is this side's event loop blocked? See the peer's idle_timeout_s",
     ),
     AbortReason.MEMORY: (f"{_SAID}: it ran out of memory", "see the peer's log"),
     AbortReason.DAMAGED: (

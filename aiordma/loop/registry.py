@@ -1,4 +1,4 @@
-"""Objects that the users of an event loop share, and the last user closes."""
+"""Objects of which an event loop has one each: its users share them, the last closes them."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _WHOLE_UID_MAP = ["0", "0", "4294967295"]
 
 
 def may_lock() -> bool:
-    """Whether RLIMIT_MEMLOCK does not apply, because of a capability outside of containers."""
+    """Whether RLIMIT_MEMLOCK does not apply: CAP_IPC_LOCK lifts it, but not in a user namespace."""
     try:
         status = (PROC / "status").read_text()
         uid_map = (PROC / "uid_map").read_text().split()

@@ -115,7 +115,7 @@ class RemoteRegion:
         Args:
             version: 1 gives 24 bytes, without owner, generation and notes, for a peer whose aiordma
                 is older, or that parses them itself.  The owner of such a region is not checked,
-                and writes to it arrive as messages.
+                and writes to it with an immediate arrive as empty messages.
 
         Raises:
             ValueError: There is no such version.

@@ -64,7 +64,7 @@ def default_paths(pid: int, uid: int, suffix: str) -> list[Path]:
 
 
 def is_owned(folder: Path, uid: int) -> bool:
-    """Whether it is a folder of this user, and no link, to which no other user can write."""
+    """Whether it is a folder (not a link) of this user to which no other user can write."""
     try:
         found = folder.lstat()
     except OSError:

@@ -85,8 +85,7 @@ class Totals:
         denied: Clients that may not connect: those without the key, and those that the networks or
             `authorize` of a listener exclude; most of them count as refused, too.
         dropped: Clients that were dropped in the middle of a handshake because others waited.
-        connections_lost: Open connections that neither this side nor the peer has closed in good
-            order.
+        connections_lost: Open connections that ended without either side closing in good order.
         streams_lost: Likewise for streams.
         datagrams_sent: As in `DatagramMetrics`, and so the next five.
         datagram_bytes_sent: Bytes.

@@ -157,7 +157,7 @@ class Machine:
         """Have sending begin with the peer's first word, and not with `open()`.
 
         For a server on iWARP: the client begins, with a word about its buffers.  If the server sent
-        at once, the client's kernel could take the bytes behind its answer for a bad answer.
+        at once, the client's kernel could take bytes that follow the answer for a bad answer.
         """
         self._listens = True
 

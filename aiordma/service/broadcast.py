@@ -269,7 +269,7 @@ class Broadcast(Uncopied):
         self._ready = None
 
     def discard(self, connection: Connection) -> None:
-        """Send no further message over this connection.  Idempotent.
+        """Send no further message over this connection, if it is in the broadcast.
 
         A message that waits for it is not sent.  Calls of `send` do not wait for it any more, and
         have it in `Delivery.dropped`.  A large message whose transfer has begun may still arrive.

@@ -65,7 +65,7 @@ def serve_requests(
     grace_s: float = 10.0,
     signals: bool = False,
 ) -> Opening[Server]:
-    """Serve each request by a call of `handler`; await the result, or use it with `async with`.
+    """Serve each request by a call of `handler`; to be awaited, or used with `async with`.
 
     Args:
         handler: As for `handle_requests`.

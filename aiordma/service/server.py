@@ -89,7 +89,7 @@ def serve(
     grace_s: float = 10.0,
     signals: bool = False,
 ) -> Opening[Server]:
-    """Serve each connection by a call of `handler`; await the result, or use it with `async with`.
+    """Serve each connection by a call of `handler`; to be awaited, or used with `async with`.
 
     Args:
         handler: A coroutine function that is called with each `Connection`, in a task of its own.

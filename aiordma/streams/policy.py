@@ -201,7 +201,7 @@ class RdmaLoopMixin(_Loop):
         """The loop's own: the program has accepted the connection itself.
 
         Args:
-            protocol_factory: Called for the protocol.
+            protocol_factory: Makes the protocol.
             sock: Its socket.
             options: As for the loop's.
 
@@ -218,7 +218,7 @@ class RdmaLoopMixin(_Loop):
         """The loop's own: the switch is for streams.
 
         Args:
-            protocol_factory: Called for the protocol.
+            protocol_factory: Makes the protocol.
             args: As for the loop's.
             options: As for the loop's.
 

@@ -124,7 +124,7 @@ class StreamMemory:
             state.widen(region.addr, region.rkey, region.length)
 
     def widen_send(self, state: StreamState) -> bool:
-        """Send from a ring of full size if the ring is full and the peer has more room.
+        """Send from a ring of full size if the ring is full and the peer has room for more than it.
 
         Returns:
             Whether there is a new ring.

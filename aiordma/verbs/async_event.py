@@ -8,7 +8,7 @@ An event about a queue goes to the object of that queue as well, in the queue's 
 task that waits for its completions gets an error.  The object is found by a number that the C
 object carries (`next_token`, `enroll`), never by its address, which another queue may have by then.
 
-DEVICE_FATAL, which all queues of the device get, ends it.  Where the kernel takes a device away
+A device ends with DEVICE_FATAL, which all its queues get.  Where the kernel takes a device away
 from programs that use it, its descriptor cannot be read any more, which counts as the same.
 Software devices are not taken away: there the kernel waits for the programs.
 """

@@ -314,8 +314,8 @@ class BringUp(Uncopied):
                 or timed out (EBUSY).
             OSError: The device refused (EINVAL), or no way leads to the peer.
 
-        Cancellation, and every error: the queue pair stays in its present state; close it, or start
-        again with `qp.modify(qp_state=QPState.RESET)`, which raises RdmaOSError as long as the
+        Cancellation, and every error: the queue pair is left in between; close it, or start again
+        with `qp.modify(qp_state=QPState.RESET)`, which raises RdmaOSError as long as the
         kernel looks for the neighbor.
         """
         check_seconds("timeout", timeout, zero=True, none=False)

@@ -383,7 +383,7 @@ class CompletionChannel(Resource):
 
         Raises:
             RuntimeError: The loop takes the events of all queues of the channel, so none can
-                arrive here.  The wait may also end like this, when its last queue is awaited.
+                arrive here.  The wait ends like this, too, when a task awaits the last.
 
         Cancellation: safe; no event is lost.
         """

@@ -35,7 +35,7 @@ _DMABUF = 1
 
 
 def _takes_dmabufs(pd: ProtectionDomain) -> bool:
-    """Ask the kernel, with an invalid descriptor, for which a driver that can says EBADF."""
+    """Ask the kernel by an invalid descriptor: a driver that takes dmabufs answers EBADF."""
     region = lib.ibv_reg_dmabuf_mr(pd._handle, 0, _PAGE, 0, -1, 0)
     code = ffi.errno
     if region:

@@ -377,7 +377,7 @@ class MemoryRegion(Resource):
 
         Raises:
             ResourceClosedError: The region is closed.
-            BufferError: It was not made from memory of this process: `from_dmabuf`, `implicit`.
+            BufferError: It has no such view, as it was made by `from_dmabuf` or `implicit`.
         """
         self._require()
         if (view := self._look()) is None:

@@ -262,7 +262,7 @@ def end_connection(target: object, *, after: int | None = None, silently: bool =
     nothing, as if this machine had lost its power: its own requests fail after their retries, and
     while it sends none it goes on waiting.  On iWARP it always hears.
 
-    The connection can be closed and aborted as always.
+    Calls can be canceled, and the connection closed and aborted, as always.
 
     Args:
         target: A `Connection`; a stream: its writer, its transport, or (reader, writer); a native
