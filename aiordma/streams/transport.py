@@ -508,9 +508,9 @@ class RdmaTransport(Uncopied, transports._FlowControlMixin):
         """End at once; `connection_lost(None)` follows.
 
         Bytes that the adapter has still arrive, within `linger_s`.  Waiting bytes do, too, if
-        `drain()` would not wait for them and they are at most `send_buffer_size`; otherwise all of
-        them are lost.  Then the peer sees the end of the stream or, if something was lost, that the
-        connection is broken.
+        `drain()` would not wait for them and they are at most `send_buffer_size`; otherwise all
+        that wait are lost.  Then the peer sees the end of the stream or, if something was lost,
+        that the connection is broken.
 
         Raises:
             RuntimeError: The stream's event loop runs in another thread; nothing was done.
