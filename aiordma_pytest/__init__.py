@@ -176,7 +176,7 @@ def _asked(config: pytest.Config) -> tuple[str, str]:
     An option on the command line is stronger than the configuration of the project.
 
     Raises:
-        pytest.UsageError: Both are asked for, or the profile is none.
+        pytest.UsageError: Both are asked for, or there is no such profile.
     """
     options = config.known_args_namespace
     engine, profile = getattr(options, "softroce", None), options.fabric

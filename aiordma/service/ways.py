@@ -194,7 +194,7 @@ def addresses_of(host: Any, port: Any) -> tuple[Address, ...] | Naming:
     """The addresses that a program has given.
 
     Raises:
-        TypeError, ValueError: They are none.
+        TypeError, ValueError: They are not valid addresses.
     """
     if isinstance(host, str):
         if not host:
@@ -227,7 +227,7 @@ def rails_of(local_addrs: Any) -> tuple[str, ...]:
     """The addresses of this machine that a program has given.
 
     Raises:
-        TypeError, ValueError: They are none.
+        TypeError, ValueError: They are not valid addresses.
     """
     if local_addrs is None:
         return ()

@@ -91,10 +91,10 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def _check_engine(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Refuse an engine that is none, naming those there are, which argparse would not do.
+    """Refuse an unknown engine, and name the known ones, which argparse would not do.
 
     Raises:
-        pytest.UsageError: It is none; with the place where it stands, if not on the command line.
+        pytest.UsageError: It is unknown; says where it was set, if not on the command line.
     """
     config: Any = pluginmanager.get_plugin("pytestconfig")
     sources = {
@@ -150,7 +150,7 @@ def _asked(config: pytest.Config) -> str:
     """The engine that is asked for; an option is stronger than the configuration.
 
     Raises:
-        pytest.UsageError: The configuration names one that is none.
+        pytest.UsageError: The configuration names an unknown engine.
     """
     engine = config.known_args_namespace.softroce
     if engine is None:
