@@ -63,7 +63,7 @@ def run(
         port: Its port.
         source: Local address to connect from; None lets routing choose.
         limit_s: Seconds for each step on the wire.
-        keys: The key to prove to have; None for a peer without keys.
+        keys: The key to prove; None for a peer without keys.
 
     Returns:
         1 if a check failed, else 0; warnings and skipped checks do not count.

@@ -73,7 +73,7 @@ class Scene:
         port: Port of the messages.
         limit_s: Seconds for each step on the wire.
         source: Local address to connect from; None lets routing choose.
-        keys: The key to prove to have; None for a peer without keys.
+        keys: The key to prove; None for a peer without keys.
         facts: The answer of an `aiordma echo`; empty for another server.
         mtu: Bytes of data in a packet on RoCE and InfiniBand; 0 on iWARP.
         hole: The first size that did not pass, if it fills packets; else 0.
