@@ -1,7 +1,7 @@
 # The commands of the repository. Each sets up what it needs; a second run skips what is done.
 #
 #   make demo [FILE=PATH]    the whole thing at work, on a real RDMA stack in a User-Mode Linux
-#   make unit [PYTEST="-k name"]    most unit tests, in a minute: no device, no kernel
+#   make unit [PYTEST="-k name"]    most unit tests: no device, no kernel
 #   make test [STAGES="unit lint"] [PYTEST="-k name"]
 #   make bench [RECORD=1] [ROUNDS=5]    aiordma beside programs in C, in counted time; docs/benchmarks.md
 #   make bench-check [RECORD=1] [ROUNDS=3]    the ordinary programs and a few more against tests/bench/recorded.json

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import select
@@ -121,9 +122,12 @@ class Shell:
 
     @staticmethod
     def _compare(command: str, said: list[str], lines: list[str]) -> None:
-        assert len(said) == len(lines), (command, said)
-        for line, printed in zip(said, lines, strict=True):
-            assert matches(line, printed), (command, line, printed)
+        pairs = zip(said, lines, strict=False)
+        if len(said) != len(lines) or not all(matches(line, printed) for line, printed in pairs):
+            difference = "\n".join(
+                difflib.unified_diff(lines, said, "the page", "the command", "", "")
+            )
+            raise AssertionError(f"{command} prints another text, where ... is any:\n{difference}")
 
     def end(self) -> None:
         """Ctrl-C ends the servers, and none complains."""

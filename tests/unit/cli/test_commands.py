@@ -62,6 +62,14 @@ def test_doctor_says_what_to_do(
     assert text.splitlines()[-1].startswith("RDMA cannot be used like this: 1 failed")
 
 
+def test_the_page_shows_every_check_of_doctor() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "commands.md").read_text()
+    block = page.split("$ aiordma doctor\n", 1)[1].split("```", 1)[0]
+    shown = [line.removeprefix("OK    ") for line in block.splitlines() if line.startswith("OK ")]
+    for line, name in zip(shown, doctor.CHECKS, strict=True):
+        assert line.startswith(f"{name} "), "docs/commands.md has the checks in their order"
+
+
 def test_doctor_for_programs(
     machine: Machine, parser: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -102,7 +102,9 @@ def test_every_call_with_a_hint_is_in_the_table() -> None:
         if not hint:
             continue
         symbol = f"`{errno.errorcode[code]}`"
-        assert any(f"`{verb}`" in calls and symbol == name for calls, name in told), (verb, symbol)
+        assert any(f"`{verb}`" in calls and symbol == name for calls, name in told), (
+            f"docs/errors.md, C calls, has no entry for the hint of {verb} and {symbol}"
+        )
     for code in error_words.ERRNO_HINTS_ANY:
         symbol = f"`{errno.errorcode[code]}`"
         assert any(name == symbol for _, name in told), symbol

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -14,25 +14,39 @@ from hypothesis import strategies as st
 from aiordma._core import MessageState
 from aiordma.endpoint.config import ConnectionConfig, plan_of
 from aiordma.endpoint.wire import HELLO_SIZE, Hello
-from aiordma.link.settings import RETRIES
+from aiordma.link.settings import RETRIES, Between, Seconds
 
 RANGES = {
     "slot_size": (64, 1 << 30),
+    "rendezvous_threshold": (0, 1 << 50),
     "recv_depth": (1, 16_000),
     "send_depth": (1, 16_000),
     "rendezvous_window": (1, 255),
+    "max_message_size": (1024, (1 << 42) - 1),
     "receive_buffer_size": (1, 1 << 50),
+    "one_sided_depth": (1, 4096),
+    "registration_cache_size": (0, 1 << 50),
     "ack_timeout": (8, 31),
     "rnr_retry_count": (0, 7),
     "tos": (0, 255),
 }
 SECONDS = (
     "close_timeout_s", "keepalive_s", "idle_timeout_s", "raw_idle_timeout_s", "stall_timeout_s",
+    "request_timeout_s",
 )  # fmt: skip
 
 
 def make(**values: Any) -> ConnectionConfig:
     return ConnectionConfig(**values)
+
+
+def test_every_setting_with_bounds_is_in_a_list_above() -> None:
+    kinds: dict[type, set[str]] = {Between: set(), Seconds: set()}
+    for name, hint in get_type_hints(ConnectionConfig, include_extras=True).items():
+        for bounds in get_args(hint)[1:]:
+            kinds.get(type(bounds), set()).add(name)
+    assert kinds[Seconds] == {*SECONDS}
+    assert kinds[Between] | {"slot_size"} == {*RANGES, "spin_us"}
 
 
 @pytest.mark.parametrize("name", RANGES)
