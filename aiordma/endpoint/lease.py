@@ -81,13 +81,14 @@ def rights_of(context: Context, buf: Any, *, read: bool, write: bool, atomic: bo
 class Lease(Uncopied):
     """The result of `Connection.expose`, an async context manager.
 
-    While the block lasts, `region` is the name of the memory to send to the peer, and `view` gives
-    access to its bytes.
+    `region` is the name of the memory to send to the peer, while the connection is open and the
+    block lasts.  `view` gives access to the bytes, as long as the block lasts.
     """
 
     __slots__ = (
         "__weakref__",
         "_buffer",
+        "_bytes",
         "_lend",
         "_link",
         "_memory",
@@ -131,6 +132,9 @@ class Lease(Uncopied):
         self._timeout = timeout
         self._timer: asyncio.TimerHandle | None = None
         self._open: MemoryRegion | LentPart | None = None
+        # What `view` shows when the connection has ended, and the region with it: the program's
+        # buffer, which it may resize again then, or memory that nobody else has.
+        self._bytes: Any = None
         self._revoking: asyncio.Task[None] | None = None
         self._notes: Notes | None = None if notes is None else Notes(notes)
         self._waiting = 0  # calls of `revoke` in progress, which raise if deregistration fails
@@ -145,15 +149,21 @@ class Lease(Uncopied):
     def view(self) -> memoryview:
         """A view of the memory; read-only if the buffer is.
 
+        The end of the connection ends the peer's access, but not this view: what the peer has
+        written before can be read until the block is left.
+
         Raises:
             ResourceClosedError: The lease is not open, or has ended.
-            ConnectionLostError: The connection is lost, which ends the lease.
         """
         if self._open is None:
             msg = "the lease is not open"
             raise ResourceClosedError(msg)
-        with self._outcome.explaining():
+        try:
             return self._open.view
+        except ResourceClosedError:
+            if self._bytes is None:  # a part of a `Memory` that the program has closed
+                raise
+            return memoryview(self._bytes).cast("B")
 
     def notes(self) -> Notes:
         """Iterate over the notes of the peer's writes to the memory, until the lease ends.
@@ -196,6 +206,8 @@ class Lease(Uncopied):
             with self._outcome.explaining():
                 opened = await self._link.register(buffer, access)
         self._open = opened
+        if self._lend is None:
+            self._bytes = opened.view if isinstance(buffer, int) else buffer
         self._memory[opened] = None
         self._link.open_access(self._rights)
         owner, generation = self._link.expose()
@@ -224,6 +236,7 @@ class Lease(Uncopied):
         opened, self._open = self._open, None
         if opened is None:
             return
+        self._bytes = None
         region, self._region = self._region, None
         if self._notes is not None and region is not None:
             self._notes.end(region)

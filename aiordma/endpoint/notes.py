@@ -44,7 +44,7 @@ class Viewed(Protocol):
 
     @property
     def view(self) -> memoryview:
-        """The memory, while the lease is open."""
+        """The memory, until the lease ends."""
 
 
 class Note(Uncopied):
@@ -70,11 +70,11 @@ class Note(Uncopied):
     def data(self) -> memoryview:
         """The bytes that were written, in place, as a part of `Lease.view`.
 
-        The peer may write there again at any time, so agree with it when.
+        The peer may write there again at any time, so agree with it when.  The bytes can be read
+        until the block of the lease is left, even if the connection is over.
 
         Raises:
             ResourceClosedError: The lease has ended.
-            ConnectionLostError: The connection is lost, which ends the lease.
         """
         return self._lease.view[self.offset : self.offset + self.length]
 

@@ -12,7 +12,14 @@ from dataclasses import replace
 import pytest
 
 import aiordma
-from aiordma import Connection, ConnectionConfig, Memory, RemoteRegion
+from aiordma import (
+    Connection,
+    ConnectionConfig,
+    ConnectionLostError,
+    Memory,
+    RemoteRegion,
+    ResourceClosedError,
+)
 from aiordma._core import REFUSED_REVOKED
 from aiordma.endpoint.lease import Lease
 from aiordma.endpoint.wire import NOTE, FrameKind
@@ -48,6 +55,33 @@ async def test_a_note_arrives_with_its_data(pair: Pair) -> None:
             assert (note.imm, note.offset, note.length) == (0xFFFFFFFF, 3, 4096)
             assert bytes(note.data[:4]) == b"here"
     await are_alive(pair)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("how", ["close", "abort"])
+@pytest.mark.parametrize("memory", [4096, bytearray(4096)], ids=["fresh", "own"])
+async def test_notes_that_have_arrived_outlast_the_connection(
+    pair: Pair, memory: int | bytearray, how: str
+) -> None:
+    """With their bytes, until the block of the lease is left."""
+    client, server = pair
+    async with noted(pair, memory) as (lease, remote):
+        for number in range(10):
+            await client.write(remote, b"%02d" % number, offset=2 * number, imm=number)
+        await client.flush()
+        if how == "close":
+            await client.close()
+        else:
+            client.abort()
+        await server.wait_closed()
+        found = []
+        with contextlib.suppress(ConnectionLostError):
+            async for note in lease.notes():
+                found.append((note.imm, bytes(note.data)))
+        assert found == [(number, b"%02d" % number) for number in range(10)]
+        assert bytes(lease.view[:4]) == b"0001"
+    with pytest.raises(ResourceClosedError):
+        _ = note.data
 
 
 async def test_writes_without_a_number_and_numbers_without_data(pair: Pair) -> None:
