@@ -76,6 +76,18 @@ def test_a_machine_without_a_device_fails_once(
     )
 
 
+def test_the_fabric_has_no_device_of_a_kernel(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is no failure, after which a peer would not be tried."""
+    monkeypatch.setenv("AIORDMA_FABRIC", "/a/folder")
+    found = checks_device.kernel_devices()
+    assert (found.status, found.seen) == (
+        Status.SKIP,
+        "not checked: the fabric is in use, which has none",
+    )
+
+
 def test_a_missing_provider(machine: Machine) -> None:
     machine.add()
     machine.add_node("uverbs0", "rxe0", made=True)
