@@ -273,10 +273,12 @@ class _Core:
             self._leave_line(future)
             self.counts.timeouts += 1
             why, cause = self.ways.why()
-            if not self._live and self._opening:
-                why = f": the pool has none yet, and is connecting{why}"
-            text = f"no connection of the pool was free within {timeout:.3g} s{why}"
-            raise _too_late(text) from cause
+            if self._live:
+                text = f"no connection of the pool was free within {timeout:.3g} s"
+            else:
+                text = f"the pool had no connection within {timeout:.3g} s"
+                text += ", and is connecting" if self._opening else ""
+            raise _too_late(text + why) from cause
         except BaseException:
             self._leave_line(future)
             raise
