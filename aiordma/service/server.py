@@ -218,6 +218,11 @@ class Server(Uncopied):
                         result = await started(self._handler, connection)
                     finally:
                         self._working -= 1
+                except KeyboardInterrupt:
+                    # It may be lost, because the signals before it can now cancel this task.
+                    name = name_of(self._handler)
+                    _log.exception("Ctrl-C has interrupted the handler %s of %r", name, connection)
+                    raise
                 except ConnectionEndedError:
                     pass  # as where `async for` has ended
                 except RdmaError as exc:
