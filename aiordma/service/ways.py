@@ -151,14 +151,19 @@ class Ways:
             return "", None
         if len(failures) == 1:
             name, error = failures[0]
-            return f"; the last attempt to connect failed: {name}: {error}", error
-        listed = "; ".join(f"{name}: {error}" for name, error in failures[:_MOST_LISTED])
+            return f"; the last attempt to connect failed: {_failure(name, error)}", error
+        listed = "; ".join(_failure(name, error) for name, error in failures[:_MOST_LISTED])
         more = len(failures) - _MOST_LISTED
         text = f"; the last attempts to connect failed: {listed}"
         if more > 0:
             text += f"; and {more} more"
         errors = [error for _, error in failures if isinstance(error, Exception)]
         return text, ExceptionGroup("the addresses of the pool", errors) if errors else None
+
+
+def _failure(name: str, error: BaseException) -> str:
+    """What happened where; most errors name the address themselves."""
+    return str(error) if name in str(error) else f"{name}: {error}"
 
 
 def _rank(way: Way) -> tuple[bool, float, int, int]:

@@ -207,7 +207,9 @@ async def test_a_server_that_accepts_and_fails_is_not_connected_to_without_a_pau
                     await pool.request(b"?", timeout=0.5, idempotent=True)
             elif how == "check":
                 # The deadline may also fall between a connect and its check.
-                with pytest.raises(TimeoutError, match=r"failed the check|had no connection within"):
+                with pytest.raises(
+                    TimeoutError, match=r"failed the check|had no connection within"
+                ):
                     async with pool.connection():
                         pass
             else:

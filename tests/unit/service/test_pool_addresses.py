@@ -203,7 +203,9 @@ async def test_a_pool_that_is_still_connecting_says_so(new_server: Serve) -> Non
     server = new_server()
     server.silent = {A}
     async with new_pool(host=[A, B], timeout=0.05) as pool:
-        with pytest.raises(TimeoutError, match=r"had no connection within 0\.05 s, and is connecting"):
+        with pytest.raises(
+            TimeoutError, match=r"had no connection within 0\.05 s, and is connecting"
+        ):
             await pool.request(b"x")
     await nothing_left(server)
 
