@@ -70,7 +70,7 @@ class Goodbye:
         self._ending = ending
         self._aborted = False
         self.sends_before_end: int | None = None
-        self.answered = False
+        self.answered: bool = False
         self._task: asyncio.Task[None] | None = None
 
     def abort(self) -> bool:
