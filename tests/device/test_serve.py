@@ -396,13 +396,12 @@ async def test_signals_are_heeded_until_the_server_has_stopped(address: str) -> 
     assert after == before
 
 
-#: A program of a user, without logging: its handler waits for ever.
-WAITING = """
+#: A program of a user, without logging, and two kinds of handlers that do not end.
+SERVING = """
 import asyncio, sys, aiordma
 
 async def handle(_):
-    print("waits", flush=True)
-    await asyncio.Event().wait()
+    {handle}
 
 async def main():
     serve = getattr(aiordma, sys.argv[1])
@@ -416,6 +415,7 @@ if sys.argv[3] == "uvloop":
 else:
     asyncio.run(main())
 """
+WAITING = SERVING.format(handle='print("waits", flush=True)\n    await asyncio.Event().wait()')
 
 
 @pytest.mark.program
@@ -459,26 +459,7 @@ async def test_ctrl_c_while_a_handler_waits(address: str, call: str, loop: str) 
 
 
 #: A program whose handler never lets the loop run.
-BUSY = """
-import asyncio, sys, aiordma
-
-async def handle(_):
-    print("busy", flush=True)
-    while True:
-        pass
-
-async def main():
-    serve = getattr(aiordma, sys.argv[1])
-    async with serve(handle, sys.argv[2], 0, signals=True) as server:
-        print(server.port, flush=True)
-        await server.serve_forever()
-
-if sys.argv[3] == "uvloop":
-    import uvloop
-    uvloop.run(main())
-else:
-    asyncio.run(main())
-"""
+BUSY = SERVING.format(handle='print("busy", flush=True)\n    while True: pass')
 
 
 @pytest.mark.program

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aiordma import ResourceClosedError
+from aiordma import Pool, ResourceClosedError
 from tests.device.stepping import Steps, every_step, run_canceled
 from tests.inside.service import name_within, prove_after, users_of
 
@@ -58,6 +58,16 @@ async def test_failover_takes_the_first_address_that_works(new_server: Serve) ->
     await nothing_left(server)
 
 
+async def ask_all_alike(server: Server, pool: Pool) -> None:
+    """Twelve requests at once: each of three addresses gets as many."""
+    server.answering.clear()
+    asking = [asyncio.create_task(pool.request(b"?")) for _ in range(12)]
+    await settle()
+    assert [each.requests for each in pool.stats.addresses] == [4, 4, 4]
+    server.answering.set()
+    await asyncio.gather(*asking)
+
+
 async def test_spread_keeps_as_many_to_each(new_server: Serve) -> None:
     server = new_server()
     async with new_pool(
@@ -71,12 +81,7 @@ async def test_spread_keeps_as_many_to_each(new_server: Serve) -> None:
         await until(lambda: at(server) == {A: 2, B: 2, C: 2})
         assert pool.stats.moves == 2
         # Requests go where the fewest are under way.
-        server.answering.clear()
-        asking = [asyncio.create_task(pool.request(b"?")) for _ in range(12)]
-        await settle()
-        assert [each.requests for each in pool.stats.addresses] == [4, 4, 4]
-        server.answering.set()
-        await asyncio.gather(*asking)
+        await ask_all_alike(server, pool)
     await nothing_left(server)
 
 
@@ -109,12 +114,7 @@ async def test_a_burst_is_spread_once_the_pool_is_filled(new_server: Serve) -> N
     server = new_server()
     async with new_pool(host=[A, B, C], policy="spread") as pool:
         await pool.wait()
-        server.answering.clear()
-        asking = [asyncio.create_task(pool.request(b"?")) for _ in range(12)]
-        await settle()
-        assert [each.requests for each in pool.stats.addresses] == [4, 4, 4]
-        server.answering.set()
-        await asyncio.gather(*asking)
+        await ask_all_alike(server, pool)
     await nothing_left(server)
 
 
