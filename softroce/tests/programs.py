@@ -12,6 +12,8 @@ RACED = "rdma_get_cm_event: Bad file descriptor"
 def rping(address: str, count: int = 5) -> str:
     """Return a shell script that pings `address` and has the status of the client.
 
+    It may be run by `sh -e`, too.
+
     Now and then rping ends with 255 after its last ping: when all pings have come, that is 0.
 
     The client gives the address two seconds to be resolved, in which the kernel asks twice. On a
@@ -23,13 +25,13 @@ def rping(address: str, count: int = 5) -> str:
     all_came = f'test "$(echo "$said" | grep -c "ping data: rdma-ping-")" = {count}'
     raced = f'echo "$said" | grep -q "{RACED}"'
     unresolved = 'echo "$said" | grep -q RDMA_CM_EVENT_ADDR_ERROR'
-    client = f"said=$(rping -c -v -a {address} -C {count} 2>&1); status=$?"
+    client = f"status=0; said=$(rping -c -v -a {address} -C {count} 2>&1) || status=$?"
     return (
         f"rping -s -a {address} -C {count} & server=$!; {LISTENING}; "
         f'for try in 1 2 3 4; do {client}; {unresolved} || break; done; echo "$said"; '
         "test $status = 0 || test $status = 255 || kill $server; "
         f"if {unresolved}; then kill $server; fi; "
-        "timeout 20 tail --pid=$server -s 0.1 -f /dev/null || kill $server; wait $server; "
+        "timeout 20 tail --pid=$server -s 0.1 -f /dev/null || kill $server; wait $server || :; "
         f"if test $status = 255 && {all_came} && {raced}; then status=0; fi; exit $status"
     )
 
