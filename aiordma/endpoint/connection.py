@@ -904,8 +904,8 @@ class Connection(Uncopied):
         outcome = self._outcome
         if not outcome.decided:
             outcome.closing = True
-            if (exchange := self._receiver.exchange) is not None:
-                self._goodbye.answered = exchange.served.all_answered
+            exchange = self._receiver.exchange
+            self._goodbye.answered = exchange is None or exchange.served.all_answered
             self._state.advance("SHUT")
             self._refuse_sends(outcome.failure)
             self._receiver.drop_all()

@@ -218,6 +218,8 @@ class Listener(Uncopied):
         self._clients: weakref.WeakKeyDictionary[Connection, None] = weakref.WeakKeyDictionary()
         self._manual = False  # whether the program answers the requests itself
         self._device_removed = False
+        # What becomes of connections that `accept()` has not returned when the listener is closed.
+        self._left_over: Callable[[Connection], object] = Connection._begin_close
         self._loop = asyncio.get_running_loop()
         self._acceptor = Acceptor(self, addresses, backlog, limits, plan_of(config).pinned)
         fork.guard_public(self)
@@ -234,7 +236,7 @@ class Listener(Uncopied):
 
     @property
     def dropped(self) -> int:
-        """How many clients were dropped during their handshake because others were waiting."""
+        """How many clients did not finish their handshake while others waited, or after `close`."""
         return self._acceptor.dropped
 
     # Where
@@ -289,6 +291,11 @@ class Listener(Uncopied):
     @property
     def _unaccepted(self) -> int:
         return len(self._pending) + len(self._ready)
+
+    @property
+    def _unfinished(self) -> Iterable[asyncio.Task[None]]:
+        """Handshakes that are under way, some of them even after `close`."""
+        return self._acceptor.handshakes
 
     def _examine(self, request: Request) -> tuple[RefusalReason, str] | None:
         if self._networks is not None:
@@ -367,8 +374,11 @@ class Listener(Uncopied):
         raise PermissionError(errno.EACCES, why)
 
     async def _made(self, connection: Connection, _: Request) -> None:
-        if self._acceptor.closed or self._manual:
+        if self._manual:
             connection.abort()
+            return
+        if self._acceptor.closed:
+            self._left_over(connection)
             return
         self._ready.append(connection)
         self._waiters.grant(None)
@@ -457,15 +467,18 @@ class Listener(Uncopied):
     def close(self) -> None:
         """Stop listening, and refuse waiting clients.  Accepted connections stay.  Idempotent.
 
+        Connections that `accept()` has not returned are closed in good order, so that a client that
+        has sent a request may send it elsewhere.
+
         Raises:
             RuntimeError: The listener's event loop runs in another thread; nothing was done.
         """
         check_thread(self._loop, "listener")
-        self._acceptor.close()
+        self._acceptor.close(finish=True)
         while self._pending:
             self._pending.popleft()._refuse(RefusalReason.BUSY, "the listener was closed")
         while self._ready:
-            self._ready.popleft().abort()
+            self._left_over(self._ready.popleft())
         self._waiters.grant_all(None)
 
     async def wait_closed(self) -> None:
@@ -475,6 +488,9 @@ class Listener(Uncopied):
         since, this is logged, and the port is freed when the process ends.
         """
         await self._acceptor.wait_closed()
+        self._left_over = (
+            Connection._begin_close
+        )  # a server's refers to its listener, which is a cycle
 
     async def __aenter__(self) -> Self:
         return self

@@ -233,10 +233,11 @@ class Acceptor:
 
     Attributes:
         addresses: Local (address, port) pairs; the port is the same.
-        handshakes: Tasks that are under way.
+        handshakes: Tasks that are under way, and their requests.
         refused: Requests that the library refused by itself.
         denied: Clients that may not connect.
-        dropped: Clients that were dropped in the middle of a handshake because others waited.
+        dropped: Clients that were dropped in the middle of a handshake because others waited, or
+            the listener was closed.
     """
 
     __slots__ = (
@@ -265,7 +266,7 @@ class Acceptor:
             patience_s=PATIENCE_S,
         )
         self.shortages: Shortages = Shortages()
-        self.handshakes: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self.handshakes: dict[asyncio.Task[None], Request] = {}  # the oldest first
         self.refused: int = 0
         self.denied: int = 0
         self.dropped: int = 0
@@ -377,7 +378,7 @@ class Acceptor:
         if task is None:
             request.refuse(RefusalReason.BUSY, "the loop is ending")
             return
-        self.handshakes[task] = None
+        self.handshakes[task] = request
         task.add_done_callback(functools.partial(self._over, request))
 
     def _over(self, request: Request, task: asyncio.Task[None]) -> None:
@@ -395,7 +396,7 @@ class Acceptor:
         await server._made(connection, request)
 
     def drop(self, side: AdapterSide, end: Callable[[], object], acted: Callable[[], bool]) -> bool:
-        """End a handshake, as others wait, unless the client has `acted`; for `Place.turn`."""
+        """End a handshake that takes too long, unless the client has `acted`; for `Place.turn`."""
         # Its confirmation and its greeting may be here, and this loop late.
         self._shared._catch_up()
         if side.closed:
@@ -403,7 +404,8 @@ class Acceptor:
         side.completions.sweep()
         if acted():
             return False
-        _log.info("dropped %s: its handshake takes long, and others wait", side.peer_name())
+        why = "the listener is closed" if self.closed else "others wait"
+        _log.info("dropped %s: its handshake takes long, and %s", side.peer_name(), why)
         self.dropped += 1
         count("dropped")
         end()
@@ -417,15 +419,35 @@ class Acceptor:
         for task in list(self.handshakes):
             task.cancel()
 
-    def close(self) -> None:
+    def _stop_most_handshakes(self) -> None:
+        """As `stop_handshakes`, but clients that were told of their connection get it.
+
+        They may have sent requests by now.  Their confirmations are under way, so that the time of
+        those to whom others wait is enough.
+        """
+        self.places.close()
+        for task, request in list(self.handshakes.items()):
+            if request.place is None or not request.place.has_to_act:
+                task.cancel()
+        if self.handshakes:
+            self.loop.call_later(PRESSED_HANDSHAKE_S, self.places.drop_acting)
+
+    def close(self, *, finish: bool = False) -> None:
         """Stop listening; refuse clients that wait.  Idempotent.
+
+        Args:
+            finish: Whether handshakes go on if the client was told of its connection; `wait_closed`
+                waits for them.
 
         After an exception of a signal's handler, another call goes on.
         """
         if self._ended:
             return
         self.closed = True
-        self.stop_handshakes()
+        if finish:
+            self._stop_most_handshakes()
+        else:
+            self.stop_handshakes()
         leave(self._ids)
         if self._ids:
             self._tell("no longer listening")

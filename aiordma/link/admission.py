@@ -65,6 +65,11 @@ class Place:
             if self._places.waiting:
                 self._places._press()
 
+    @property
+    def has_to_act(self) -> bool:
+        """Whether the handshake waits for the client."""
+        return self._drop is not None
+
     def acted(self) -> None:
         """Note that the client has acted: it is not dropped any more."""
         self._drop = None
@@ -160,6 +165,14 @@ class Places:
             return False
         self._send_away(self._sources[fullest].line[0])
         return True
+
+    def drop_acting(self) -> None:
+        """End the handshakes whose client has to act, except those that have acted meanwhile."""
+        for clients in list(self._sources.values()):
+            for place in list(clients.open):
+                drop, place._drop = place._drop, None
+                if drop is not None:
+                    drop()
 
     def close(self) -> None:
         """Refuse each request that waits; clients that have a place keep it."""

@@ -84,7 +84,8 @@ class Totals:
         refused: Requests that the library refused by itself.
         denied: Clients that may not connect: those without the key, and those that the networks or
             `authorize` of a listener exclude; most of them count as refused, too.
-        dropped: Clients that were dropped in the middle of a handshake because others waited.
+        dropped: Clients that were dropped in the middle of a handshake because others waited, or
+            the listener was closed.
         connections_lost: Open connections that ended without either side closing in good order.
         streams_lost: Likewise for streams.
         datagrams_sent: As in `DatagramMetrics`, and so the next five.
@@ -260,7 +261,8 @@ class ListenerMetrics:
         unaccepted: Requests and connections that wait for the program.
         refused: Requests that the library refused by itself.
         denied: Clients that may not connect, as in `Totals`.
-        dropped: Clients that were dropped in the middle of a handshake because others waited.
+        dropped: Clients that were dropped in the middle of a handshake because others waited, or
+            the listener was closed.
         pinned_bytes: Bytes that count in `ListenerLimits.max_pinned_bytes`.
         large_message_bytes: Bytes that count in `ListenerLimits.max_large_message_bytes`, and those
             that the program holds.

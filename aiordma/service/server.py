@@ -164,6 +164,7 @@ class Server(Uncopied):
         self._loop = asyncio.get_running_loop()
         self._connections: dict[asyncio.Task[None], Connection] = {}
         self._working = 0  # handlers that have not returned; the other connections only close
+        self._begins = True  # whether handlers begin with connections
         self._stopping: asyncio.Task[None] | None = None
         self._tracebacks = LogShare("errors of handlers")
         self._asked = asyncio.Event()  # to stop, by a signal or by close()
@@ -177,6 +178,7 @@ class Server(Uncopied):
         self._until_stopped = contextlib.ExitStack()
         if signals:
             self._until_stopped.enter_context(heeding(self._loop, self._on_signal))
+        listener._left_over = self._begin  # clients that have just connected when it is closed
         self._accepting = self._loop.create_task(self._accept())
         self._accepting.add_done_callback(self._ended)
 
@@ -204,9 +206,17 @@ class Server(Uncopied):
 
     async def _accept(self) -> None:
         async for connection in self.listener:
-            task = self._loop.create_task(self._serve(connection))
-            self._connections[task] = connection
-            task.add_done_callback(self._connections.pop)
+            self._begin(connection)
+
+    def _begin(self, connection: Connection) -> None:
+        if not self._begins:
+            connection._begin_close()
+            return
+        task = self._loop.create_task(self._serve(connection))
+        self._connections[task] = connection
+        task.add_done_callback(self._connections.pop)
+        if self._stopping is not None:
+            connection._stop_receiving()
 
     async def _serve(self, connection: Connection) -> None:
         _handled_by.set(_handled_by.get() | {self._mark})
@@ -300,8 +310,7 @@ class Server(Uncopied):
     def _on_signal(self) -> bool:
         """Begin to stop, or have a task do so; whether a task of the program ends by that."""
         if self._signaled or self._stopping is not None:
-            for task in self._connections:
-                task.cancel()
+            self._cancel_handlers()
         self._signaled = True
         if self._stopping is not None:
             return True
@@ -336,8 +345,8 @@ class Server(Uncopied):
         with self._waits():
             await self._asked.wait()
             await asyncio.wait([self._accepting])
-            while self._connections:
-                await asyncio.wait(self._connections)
+            while busy := [*self._connections, *self.listener._unfinished]:
+                await asyncio.wait(busy)
             await self.listener.wait_closed()
 
     async def stop(self) -> None:
@@ -360,8 +369,7 @@ class Server(Uncopied):
         try:
             await asyncio.shield(stopping)
         except asyncio.CancelledError:
-            for task in self._connections:
-                task.cancel()
+            self._cancel_handlers()
             if self._mark not in _handled_by.get():  # else the end would wait for this call
                 await until_done([stopping])
             raise
@@ -381,24 +389,36 @@ class Server(Uncopied):
         await asyncio.wait([self._accepting])
         for connection in self._connections.values():
             connection._stop_receiving()
-        began = self._loop.time()
-        if self._connections:
-            await asyncio.wait(self._connections, timeout=min(self.grace_s, _QUIET_S))
-        left_s = self.grace_s - (self._loop.time() - began)
+        over = self._loop.time() + self.grace_s
+        await self._until_idle(min(self.grace_s, _QUIET_S))
+        left_s = over - self._loop.time()
         if (count := self._working) and left_s > 0:
             text = "the server stops, and waits up to %.3g s for the handlers of %d connection%s"
             if self._signaled:
                 text += "; a second Ctrl-C cancels them at once"
             plural = "s" * (count > 1)
             _log.tell(logging.WARNING, text, left_s, count, plural, extra=FOR_ALL)
-        if self._connections and left_s > 0:
-            await asyncio.wait(self._connections, timeout=left_s)
-        for task in self._connections:
-            task.cancel()
+        await self._until_idle(left_s)
+        self._cancel_handlers()
         if self._connections:
             await asyncio.wait(self._connections)
         await self.listener.wait_closed()
         self._accepting.result()
+
+    def _cancel_handlers(self) -> None:
+        """Cancel those that run, and have none begin."""
+        self._begins = False
+        for task in self._connections:
+            task.cancel()
+
+    async def _until_idle(self, seconds: float) -> None:
+        """Wait until no handler runs, and none will begin; `seconds` at most."""
+        over = self._loop.time() + seconds
+        while busy := [*self._connections, *self.listener._unfinished]:
+            left_s = over - self._loop.time()
+            if left_s <= 0:
+                return
+            await asyncio.wait(busy, timeout=left_s)
 
     async def __aenter__(self) -> Self:
         task = self._inside = asyncio.current_task()

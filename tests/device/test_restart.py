@@ -10,12 +10,25 @@ from typing import Literal
 import pytest
 
 import aiordma
+from tests.device.flood import flooding
 from tests.device.oracle import until
 from tests.device.test_requests import LIMIT_S
+from tests.inside.link import acceptor_of, limit_half_open
 
 pytestmark = pytest.mark.device
 
 CALLERS, RESTARTS = 20, 6
+
+
+async def ask_again(client: aiordma.Connection) -> None:
+    """Ask until there is no answer."""
+    while True:
+        with await client.request(b"?"):
+            pass
+
+
+async def echo(request: aiordma.Request) -> bytes:
+    return bytes(request.body)
 
 
 @pytest.mark.smoke
@@ -70,6 +83,53 @@ async def test_a_restart_in_good_order_loses_no_request(
             stop = True
         assert set(served.values()) == {1}
         assert len(served) == asked == pool.stats.requests
+
+
+@pytest.mark.parametrize("serves", [False, True])
+async def test_a_client_that_has_just_connected_may_ask_elsewhere(
+    address: str, *, serves: bool
+) -> None:
+    """The server, or a listener whose program has accepted none, ends at the first connect."""
+    seen: Counter[str] = Counter()
+
+    async def ask(port: int, connected: asyncio.Event) -> None:
+        try:
+            client = await aiordma.connect(address, port, timeout=LIMIT_S)
+        except ConnectionRefusedError:
+            seen["no connection"] += 1
+            connected.set()
+            return
+        connected.set()
+        async with client:
+            with pytest.raises(aiordma.RequestRefusedError) as refused:
+                await ask_again(client)
+            assert refused.value.try_again
+            seen["refused"] += 1
+
+    for _ in range(5):
+        connected = asyncio.Event()
+        opening = aiordma.serve_requests(echo, address, 0) if serves else aiordma.listen(address, 0)
+        async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group, opening as listening:
+            for _ in range(8):
+                group.create_task(ask(listening.port, connected))
+            await connected.wait()
+    assert seen["refused"] > 0
+    assert seen.total() == 40, seen
+
+
+async def test_clients_that_do_not_confirm_delay_no_end(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time in which a client has to act while others wait is all that they get."""
+    limit_half_open(monkeypatch, pressed_s=0.2)
+    async with aiordma.serve_requests(echo, address, 0, grace_s=10 * LIMIT_S) as server:
+        acceptor = acceptor_of(server.listener)
+        async with flooding(address, server.port, clients=3, rate=10):
+            await until(lambda: acceptor.places.open == 3, LIMIT_S)
+            async with asyncio.timeout(LIMIT_S):
+                await server.stop()
+    assert server.listener.dropped == 3
+    assert not acceptor.handshakes
 
 
 @pytest.mark.parametrize("begun", [False, True])

@@ -17,6 +17,7 @@ import pytest
 import aiordma
 from aiordma import StreamConfig
 from aiordma.cm.address import is_loopback
+from aiordma.link.acceptor import Request
 from aiordma_softroce.network import ADDRESS
 from tests.device.oracle import collect, until
 from tests.device.streaming import Note
@@ -313,14 +314,14 @@ async def test_several_addresses(address: str) -> None:
         assert await protocol.ended() is None
 
 
-class Begun(dict[asyncio.Task[None], None]):
+class Begun(dict[asyncio.Task[None], Request]):
     """Handshakes under way, which tell of a new one: it may be over in less than a millisecond."""
 
     def __init__(self) -> None:
         self.seen = asyncio.Event()
 
-    def __setitem__(self, task: asyncio.Task[None], value: None) -> None:
-        super().__setitem__(task, value)
+    def __setitem__(self, task: asyncio.Task[None], request: Request) -> None:
+        super().__setitem__(task, request)
         self.seen.set()
 
 

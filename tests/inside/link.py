@@ -43,6 +43,7 @@ def acceptor_without_listener(catch_up: Callable[[], None]) -> Acceptor:
     bare: Any = Acceptor.__new__(Acceptor)
     bare._shared = SimpleNamespace(_catch_up=catch_up)
     bare.dropped = 0
+    bare.closed = False
     made: Acceptor = bare
     return made
 

@@ -45,6 +45,7 @@ class FakeListener:
     def __init__(self, connections: list[FakeConnection]) -> None:
         self._connections = connections
         self._closed = asyncio.Event()
+        self._unfinished: list[asyncio.Task[None]] = []
 
     async def __aiter__(self) -> AsyncIterator[FakeConnection]:
         for connection in self._connections:
