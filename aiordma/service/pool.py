@@ -878,10 +878,18 @@ class Pool(Uncopied):
     @contextlib.asynccontextmanager
     async def _lend(self, core: _Core, seconds: float) -> AsyncIterator[Connection]:
         end = core.loop.time() + seconds
+        checked = False
         while True:
-            member = await core.acquire(max(0.0, end - core.loop.time()), lend=True)
+            try:
+                member = await core.acquire(max(0.0, end - core.loop.time()), lend=True)
+            except TimeoutError as exc:
+                if not checked:
+                    raise
+                text = f"no connection of the pool passed its check within {seconds:.3g} s"
+                raise _too_late(text) from exc
             if await self._is_healthy(core, member, end):
                 break
+            checked = True
             core.release(member, broken=True)
         core.counts.leases += 1
         connection = member.connection

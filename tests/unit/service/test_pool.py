@@ -206,9 +206,9 @@ async def test_a_server_that_accepts_and_fails_is_not_connected_to_without_a_pau
                 with contextlib.suppress(ConnectionLostError, TimeoutError):
                     await pool.request(b"?", timeout=0.5, idempotent=True)
             elif how == "check":
-                # The deadline may also fall between a connect and its check.
+                # It may also have no connection to check.
                 with pytest.raises(
-                    TimeoutError, match=r"failed the check|had no connection within"
+                    TimeoutError, match=r"passed its check within 0\.5 s|had no connection within"
                 ):
                     async with pool.connection():
                         pass
@@ -218,6 +218,21 @@ async def test_a_server_that_accepts_and_fails_is_not_connected_to_without_a_pau
                 await asyncio.sleep(0.001)
         # The pauses are 0.05, 0.1, 0.2, 0.2 s at least.
         assert 2 <= len(server.attempts) <= 6
+    await nothing_left(server)
+
+
+async def test_the_error_where_no_connection_passes_the_check(new_server: Serve) -> None:
+    """It has the whole time of the call, whatever its last wait found."""
+    server = new_server()
+
+    async def fails(_: Any) -> None:
+        raise ZeroDivisionError
+
+    async with new_pool(check=fails) as pool:
+        await pool.wait()
+        with pytest.raises(TimeoutError, match=r"passed its check within 0\.2 s"):
+            async with pool.connection(timeout=0.2):
+                pass
     await nothing_left(server)
 
 
