@@ -121,12 +121,13 @@ async def test_streams(address: str) -> None:
 @pytest.mark.parametrize("call", ["recv", "recv_into", "request"])
 async def test_a_scope_of_trio_cancels_once(address: str, call: str) -> None:
     async def wait(_: aiordma.Request) -> None:
+        begun.set()
         try:
             await asyncio.Event().wait()
         finally:
             canceled.set()
 
-    canceled = asyncio.Event()
+    begun, canceled = asyncio.Event(), asyncio.Event()
 
     async def main() -> None:
         async with (
@@ -140,8 +141,18 @@ async def test_a_scope_of_trio_cancels_once(address: str, call: str) -> None:
                     "recv_into": lambda: conn.recv_into(bytearray(9)),
                     "request": lambda: conn.request(b"?", into=bytearray(9)),
                 }
-                with trio.move_on_after(0.05) as scope:
-                    await aio_as_trio(waits[call])()
+                with trio.CancelScope() as scope:
+                    async with trio.open_nursery() as nursery:
+
+                        async def cancel() -> None:
+                            if call == "request":  # one that no handler has yet is just refused
+                                await aio_as_trio(begun.wait)()
+                            else:
+                                await trio.sleep(0.05)
+                            scope.cancel()
+
+                        nursery.start_soon(cancel)
+                        await aio_as_trio(waits[call])()
                 assert scope.cancelled_caught
                 if call == "request":
                     await aio_as_trio(canceled.wait)()
@@ -157,15 +168,24 @@ async def test_a_function_of_asyncio_closes_what_a_scope_of_trio_cancels(address
     seen: list[aiordma.Connection] = []
 
     async def main() -> None:
+        connected = trio.Event()
         async with aio_as_trio(aiordma.serve(echo, address, 0)) as server:
 
             async def talk() -> None:
                 async with aiordma.connect(address, server.port) as conn:
                     seen.append(conn)
+                    connected.set()
                     await conn.recv()
 
-            with trio.move_on_after(0.2) as scope:
-                await aio_as_trio(talk)()
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as nursery:
+
+                    async def cancel() -> None:
+                        await connected.wait()
+                        scope.cancel()
+
+                    nursery.start_soon(cancel)
+                    await aio_as_trio(talk)()
             assert scope.cancelled_caught
             (conn,) = seen
             assert conn.is_closing()
