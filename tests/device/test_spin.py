@@ -23,19 +23,20 @@ from tests.device.meeting import Pair, paired, talk_both_ways
 from tests.device.oracle import until
 from tests.device.stepping import Steps, for_every_step, run_canceled
 from tests.device.streaming import Note, noted
-from tests.inside.link import count_processors, poller_of, queue_of, spins_of
+from tests.inside.link import count_processors, lengthen_spins, poller_of, queue_of, spins_of
 from tests.inside.streams import port_of
 
 pytestmark = pytest.mark.device
 
-#: Of a spin that is to last as long as the test.
-LONG_US = 1_000_000
+#: Of a spin that is to last as long as the test, and for how long it does: a test may stand still.
+LONG_US, LONG_S = 1_000_000, 20.0
 WAITS = ("event", "adaptive", "spin")
 
 
 @pytest.fixture(autouse=True)
 def _two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     count_processors(monkeypatch, 2, 2)
+    lengthen_spins(monkeypatch, LONG_S)
 
 
 def spinning(spin_us: float = LONG_US, **values: Any) -> ConnectionConfig:
@@ -155,9 +156,9 @@ async def test_a_timer_fires_in_the_midst_of_a_spin(address: str) -> None:
         for number in range(1, 4):
             due = loop.time() + number / 100
             loop.call_at(due, fire, due)
-        await until(lambda: len(fired) == 3)
+        await until(lambda: len(fired) == 3, LONG_S)
         assert all(asked for _, asked in fired), "the spin was over"
-        assert all(late < 0.5 for late, _ in fired)
+        assert all(late < LONG_S / 2 for late, _ in fired)
 
 
 async def test_a_wait_that_is_canceled_at_every_step_loses_nothing(
@@ -309,7 +310,7 @@ def test_a_loop_is_run_again_and_ends_in_the_midst_of_a_spin(
         with pytest.raises(KeyboardInterrupt):
             runner.run(program())
         begun, ended = interrupted
-        assert ended - begun < 0.9 * LONG_US / 1e6, "the signal has waited for the end of the spin"
+        assert ended - begun < LONG_S / 2, "the signal has waited for the end of the spin"
 
         async def again() -> None:
             async with paired(address, spinning(500)) as ends:

@@ -98,6 +98,16 @@ def count_processors(patch: pytest.MonkeyPatch, own: int, of_the_machine: int) -
     patch.setattr(completions, "_processors", lambda: (own, of_the_machine))
 
 
+def lengthen_spins(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have the longest spins that a configuration can ask for, of a second, last so long."""
+    real = CompletionChannel._spin
+
+    def spin(channel: CompletionChannel, cq: CompletionQueue, bound_s: float, **how: bool) -> Spin:
+        return real(channel, cq, bound_s if bound_s < 1 else seconds, **how)
+
+    patch.setattr(CompletionChannel, "_spin", spin)
+
+
 def spins_of(end: Connection | Link | StreamPort) -> tuple[Spin, ...]:
     """How its waits begin with polling."""
     return _side_of(end).completions._spins
