@@ -95,6 +95,7 @@ async def test_no_address_works(address: str) -> None:
     async with aiordma.serve_requests(echo, address, 0) as server:
         dead = server.port
     async with aiordma.Pool([(address, dead), (address, 9)], timeout=0.5, max_pause=0.1) as pool:
+        await until(lambda: all(each.errors for each in pool.stats.addresses), LIMIT_S)
         begun = asyncio.get_running_loop().time()
         with pytest.raises(TimeoutError, match=f"{address} port {dead}: .*{address} port 9: "):
             await pool.request(b"?", timeout=1.0, idempotent=True)
