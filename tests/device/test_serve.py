@@ -111,11 +111,12 @@ async def test_a_client_that_goes_is_no_error(
 
 async def test_at_the_end_idle_handlers_end_and_busy_ones_answer(address: str) -> None:
     ended: list[str] = []
-    go_on = asyncio.Event()
+    asked, go_on = asyncio.Event(), asyncio.Event()
 
     async def handler(connection: aiordma.Connection) -> None:
         try:
             async for message in connection:
+                asked.set()
                 await go_on.wait()
                 await connection.send(message)
         finally:
@@ -127,6 +128,7 @@ async def test_at_the_end_idle_handlers_end_and_busy_ones_answer(address: str) -
         aiordma.connect(address, server.port) as busy,
     ):
         await busy.send(b"question")
+        await asyncio.wait_for(asked.wait(), LIMIT_S)
         await until(lambda: len(server.connections) == 2, LIMIT_S)
         stopping = asyncio.create_task(server.stop())
         async with asyncio.timeout(LIMIT_S):
