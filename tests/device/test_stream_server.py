@@ -283,13 +283,25 @@ async def test_a_crowd_beyond_the_backlog(address: str) -> None:
             assert await protocol.ended() is None
 
 
+class Begun(dict[asyncio.Task[None], Request]):
+    """Handshakes under way, which tell of a new one: it may be over in less than a millisecond."""
+
+    def __init__(self) -> None:
+        self.seen = asyncio.Event()
+
+    def __setitem__(self, task: asyncio.Task[None], request: Request) -> None:
+        super().__setitem__(task, request)
+        self.seen.set()
+
+
 async def test_a_server_that_closes_in_the_middle_of_handshakes(address: str) -> None:
     server = await aiordma.create_server(Note, address, 0)
+    handshakes = acceptor_of(server).handshakes = Begun()
     tasks = [
         asyncio.create_task(aiordma.create_connection(Note, address, server.port, timeout=5))
         for _ in range(6)
     ]
-    await until(lambda: bool(acceptor_of(server).handshakes))
+    await asyncio.wait_for(handshakes.seen.wait(), 20)
     server.close()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     server.abort_clients()
@@ -312,17 +324,6 @@ async def test_several_addresses(address: str) -> None:
         transport, protocol = await aiordma.create_connection(Note, address, server.port)
         transport.close()
         assert await protocol.ended() is None
-
-
-class Begun(dict[asyncio.Task[None], Request]):
-    """Handshakes under way, which tell of a new one: it may be over in less than a millisecond."""
-
-    def __init__(self) -> None:
-        self.seen = asyncio.Event()
-
-    def __setitem__(self, task: asyncio.Task[None], request: Request) -> None:
-        super().__setitem__(task, request)
-        self.seen.set()
 
 
 async def test_a_client_that_comes_and_goes_while_it_is_accepted(address: str) -> None:
