@@ -16,6 +16,7 @@ __all__ = [
     "ADDRESS",
     "BROKEN",
     "OTHER",
+    "PORT",
     "connected",
     "count_of",
     "is_broken",
@@ -33,6 +34,9 @@ T = TypeVar("T")
 ADDRESS = "127.0.0.1"
 #: Of the second one, from which some of the clients connect.
 OTHER = "127.0.0.2"
+#: Of a server that comes again where it was, and of those beside it.  Below the ports that the
+#: kernel chooses: among those a client may take the port of a server that is away.
+PORT = 7471
 #: What a call may raise when the wire loses packets for long, or the peer ends.
 BROKEN = (aiordma.RdmaError, ConnectionError, TimeoutError, asyncio.IncompleteReadError)
 #: For what the program has closed, which a client that is still at work has not.

@@ -10,6 +10,7 @@ from tests.simulation.common import (
     ADDRESS,
     BROKEN,
     OTHER,
+    PORT,
     count_of,
     is_broken,
     pattern,
@@ -33,13 +34,11 @@ class _Servers:
         self.running: dict[int, aiordma.Server] = {}
         self.config = settings(world)
 
-    async def start(self, port: int = 0) -> int:
-        """Have one serve, on this port if it has been there before."""
-        server = await aiordma.serve_requests(
+    async def start(self, port: int) -> None:
+        """Have one serve."""
+        self.running[port] = await aiordma.serve_requests(
             self.handle, ADDRESS, port, config=self.config, grace_s=1.0
         )
-        self.running[server.port] = server
-        return server.port
 
     async def die(self, port: int) -> None:
         """All connections of one are aborted, and it is gone."""
@@ -129,7 +128,9 @@ async def failover(world: World) -> None:
 
     with unless_broken(world):
         try:
-            ports = [await servers.start() for _ in range(1 + count_of(world, "servers", 2))]
+            ports = [PORT + number for number in range(1 + count_of(world, "servers", 2))]
+            for port in ports:
+                await servers.start(port)
             await clients(ports, world.one_of("policy", ("failover", "spread")))
         finally:
             for port in tuple(servers.running):

@@ -10,6 +10,7 @@ from typing import TypeVar
 import aiordma
 from tests.simulation.common import (
     ADDRESS,
+    PORT,
     count_of,
     settings,
     unless_broken,
@@ -30,7 +31,6 @@ class _Place:
     def __init__(self, world: World) -> None:
         self.world = world
         self.host = world.one_of("host", (ADDRESS, None))
-        self.port = 0
         self.listens = asyncio.Event()
         self.over = False
 
@@ -48,10 +48,9 @@ class _Place:
         """Be a listener for a while."""
         world = self.world
         # Who has closed a listener can listen at once where it was.
-        opening = _awaited(aiordma.listen(self.host, self.port, config=settings(world)))
+        opening = _awaited(aiordma.listen(self.host, PORT, config=settings(world)))
         listener = await world.within(world.patience, "listen()", opening)
         try:
-            self.port = listener.port
             self.listens.set()
             if world.once_in("answers requests", 3):
                 tasks.create_task(self.answer(listener))
@@ -122,7 +121,7 @@ class _Client:
 
     async def visit(self) -> None:
         """Connect, and hear the greeting."""
-        async with aiordma.connect(ADDRESS, self.place.port) as connection:
+        async with aiordma.connect(ADDRESS, PORT) as connection:
             with await connection.recv() as message:
                 assert bytes(message) == b"hello", "a greeting is not what was sent"
             for _ in range(self.world.draw("leases", 3)):

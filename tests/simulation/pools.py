@@ -9,6 +9,7 @@ import aiordma
 from tests.simulation.common import (
     ADDRESS,
     BROKEN,
+    PORT,
     count_of,
     is_broken,
     pattern,
@@ -104,19 +105,19 @@ async def pool(world: World) -> None:
 
     config = settings(world)
 
-    async def serve(port: int) -> aiordma.Server:
-        return await aiordma.serve_requests(handle, ADDRESS, port, config=config, grace_s=1.0)
+    async def serve() -> aiordma.Server:
+        return await aiordma.serve_requests(handle, ADDRESS, PORT, config=config, grace_s=1.0)
 
     with unless_broken(world):
-        server = await serve(0)
+        server = await serve()
         async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(clients(server.port))
+            running = tasks.create_task(clients(PORT))
             try:
                 if again:
                     await asyncio.sleep(world.draw("stops", 100) / 5000)
                     await server.stop()
                     await asyncio.sleep(world.draw("away", 3000) / 1000)
-                    server = await serve(server.port)
+                    server = await serve()
                 await asyncio.wait([running])
             finally:
                 await world.within(world.patience + 40, "stop()", server.stop())
