@@ -299,7 +299,7 @@ async def visit() -> None:
 async def refused() -> None:
     """A connect that is refused."""
     with pytest.raises(aiordma.ConnectionRejectedError):
-        await aiordma.connect(HERE, 1, config=QUICK, timeout=1)
+        await aiordma.connect(HERE, 1, config=QUICK, timeout=LIMIT_S)
 
 
 @pytest.mark.parametrize("message", MESSAGES)

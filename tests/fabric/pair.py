@@ -19,6 +19,8 @@ from typing import Any, TypedDict
 from tests.tcp_ports import listens
 
 _POLL_S = 0.005
+#: Until the last words of a program that has ended are read.
+_LAST_WORDS_S = 10
 
 
 class Plan(TypedDict):
@@ -75,7 +77,7 @@ class Side:
         except subprocess.TimeoutExpired:
             status = None
             self.kill()
-        self._reader.join(1)
+        self._reader.join(_LAST_WORDS_S)
         return {"status": status, "said": self.said}
 
     def kill(self) -> None:
