@@ -73,6 +73,9 @@ async def test_j037_all_events_arrive_on_the_channel(address: str) -> None:
     for events in (at_client, at_server):
         events.close()
     await asyncio.gather(*collectors)
+    for seen in kinds.values():
+        # A while after the end, on InfiniBand and RoCE.
+        seen[:] = [kind for kind in seen if kind is not EventType.TIMEWAIT_EXIT]
     ends = [EventType.ESTABLISHED, EventType.DISCONNECTED]
     resolving = [EventType.ADDR_RESOLVED, EventType.ROUTE_RESOLVED]
     assert kinds[at_client] == [*resolving, *ends]
@@ -108,12 +111,17 @@ async def test_j040_asking_for_an_event_ends_in_time() -> None:
 
     counting = await begun(count())
     with EventChannel() as events:
-        begin = loop.time()
-        assert await events.get_event(MOMENT_S) is None
-        assert MOMENT_S * 0.9 <= loop.time() - begin < MOMENT_S + 1
+        for _ in range(3):
+            begin, before = loop.time(), turns
+            assert await events.get_event(MOMENT_S) is None
+            took, turned = loop.time() - begin, turns - before
+            assert took >= MOMENT_S * 0.9
+            if took < MOMENT_S + 1 and turned >= 2:
+                break  # else it was this process that stood still, or the loop
+        else:
+            pytest.fail(f"the loop stood still: {took} s, {turned} turns")
         assert await events.get_event(0) is None
     counting.cancel()
-    assert turns >= 2, "the loop stood still"
 
 
 @pytest.mark.parametrize("unlimited", [-1, -0.5, None])

@@ -53,7 +53,7 @@ async def test_j110_posting_returns_before_the_work_is_done(pair: Pair, is_siw: 
     if is_siw:
         return  # a message without a receive ends the connection
     # The adapter goes on by itself: it repeats the message until there is a receive.
-    server.qp.set_min_rnr_timer(122.88)
+    server.qp.set_min_rnr_timer(655.36)
     client.post_send(3)
     await asyncio.sleep(MOMENT_S)
     assert client.cq.poll() == []
