@@ -23,6 +23,7 @@ class Screen:
     Attributes:
         pid: the program.
         seen: the bytes that it has written.
+        before: the modes of the terminal before the program began.
     """
 
     def __init__(self, pid: int, master: int, limit_s: float) -> None:
@@ -30,6 +31,7 @@ class Screen:
         self.pid = pid
         self.master = master
         self.seen = b""
+        self.before = self.modes()
         self._at = 0
         self._status: int | None = None
 
@@ -102,9 +104,12 @@ def screen(
     directory: Path | None = None,
 ) -> Iterator[Screen]:
     """Run a program in a terminal of its own, of 33 lines and 77 columns."""
+    looked, looks = os.pipe()
     pid, master = pty.fork()
     if pid == 0:
         try:
+            os.close(looks)
+            os.read(looked, 1)  # until the parent has seen the terminal as it was
             for number in (signal.SIGINT, signal.SIGQUIT):
                 signal.signal(number, signal.SIG_DFL)  # the background jobs of a shell ignore both
             termios.tcsetwinsize(0, (33, 77))
@@ -112,7 +117,9 @@ def screen(
             os.execvpe(argv[0], argv, environment)
         finally:
             os._exit(127)
+    os.close(looked)
     found = Screen(pid, master, limit_s)
+    os.close(looks)
     try:
         yield found
     finally:

@@ -23,7 +23,7 @@ def test_a_terminal() -> None:
     )
     script += "while :; do sleep 1; done"
     with screen([*_WORDS, "--", "bash", "-c", script], _SURROUNDINGS, limit_s=300) as there:
-        before = there.modes()
+        before = there.before
         there.until("/dev/pts/0\r\n33 77\r\n")
         there.type("ab\r")
         there.until("abab\r\n")

@@ -85,7 +85,7 @@ def test_the_terminal_is_as_it_was_whatever_the_end() -> None:
         if end in ("exit", "unknown"):
             command = ["sh", "-c", "exit 3"] if end == "exit" else ["no-such-command"]
         with _start(*command, options=options) as there:
-            before = there.modes()
+            before = there.before
             if end in ("exit", "unknown"):
                 assert there.end() == (3 if end == "exit" else 127)
                 assert there.modes() == before, end
@@ -132,7 +132,7 @@ def test_a_command_that_never_lets_time_pass() -> None:
     """No key reaches it: the escape is the way out."""
     spin = "while :; do :; done"
     with _start("sh", "-c", spin, options=("--virtual-time",)) as there:
-        before = there.modes()
+        before = there.before
         # Not its output: that takes time, too.
         assert eventually(lambda: there.modes() != before)
         there.type("\x03")
@@ -157,7 +157,7 @@ def test_pdb() -> None:
 def test_a_stop_and_a_background_of_the_runner() -> None:
     """SIGTSTP gives the terminal back until the runner goes on."""
     with _start("sh", "-c", "stty -echo; echo started; read word; echo got $word") as there:
-        before = there.modes()
+        before = there.before
         there.until("started")
         raw = there.modes()
         assert raw != before
