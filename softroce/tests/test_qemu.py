@@ -26,12 +26,12 @@ def test_counted(softroce: Runner, tmp_path: Path) -> None:
     noise.write_text(
         f"import random, sys; sys.stdout.buffer.write(random.Random(1).randbytes({size}))"
     )
-    # The address is that of the connection over which the two ends meet. It is asked for when the
-    # port is open, which is 18515.
+    # The address is that of the connection over which the two ends meet. It is asked for when
+    # somebody listens on the port, 18515, on which the connection of the first run may still wait.
     measure = (
         "command -v ib_send_lat >/dev/null || exit 127; "  # or the next line would wait for ever
         "ib_send_lat -e -n 300 -s 64 -F -d rxe0 >/dev/null & "
-        "until grep -q :4853 /proc/net/tcp /proc/net/tcp6; do sleep 0.1; done; "
+        "until grep -q ':4853 [0-9A-F:]* 0A ' /proc/net/tcp /proc/net/tcp6; do sleep 0.1; done; "
         "ib_send_lat -e -n 300 -s 64 -F -d rxe0 10.80.0.1 | grep '^ *64 ' >&2 || exit 9; wait; "
     )
     # A processor without those is charged for no copy by the byte.

@@ -75,13 +75,15 @@ _SWITCH = """
 def test_soft_roce_on_a_bond_that_loses_a_link(softroce: Runner, scripts: Path) -> None:
     """New connections take the other link; the GID of those before is gone from its place."""
     listed = "ibv_devinfo -d rxea -v | grep ::ffff:10.81.0.1,"
+    # The kernel replaces the GID behind the change.
     program = f"""
         rping -s -a 10.81.0.2 & {LISTENING}
         rping -c -a 10.81.0.2 &
         until rdma resource show qp | grep -q 'rxea.*RC state RTS'; do sleep 0.02; done
-        {listed}
+        before=$({listed})
         {_SWITCH}
-        until {listed}; do sleep 0.02; done
+        until after=$({listed}) && test "$after" != "$before"; do sleep 0.02; done
+        echo "$before"; echo "$after"
         kill %1 %2
         wait || true
         {received("veth3")}
