@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import re
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -152,11 +153,13 @@ class Signaled:
     Attributes:
         handled: Ends the handlers of its two connections.
         log: What has happened, in order.
+        afterwards: Is called a moment after the first of the waits of `forever` has ended.
     """
 
     def __init__(self) -> None:
         self.handled = asyncio.Event()
         self.log: list[str] = []
+        self.afterwards: Callable[[], object] | None = None
 
     def serve(self, *, signals: bool = True) -> Server:
         connections = [FakeConnection() for _ in range(2)]
@@ -180,6 +183,9 @@ class Signaled:
             await asyncio.Event().wait()
         finally:
             self.log.append(what)
+            afterwards, self.afterwards = self.afterwards, None
+            if afterwards is not None:
+                asyncio.get_running_loop().call_later(0.02, afterwards)
 
 
 async def turns() -> None:
@@ -204,12 +210,12 @@ def same_handlers() -> Iterator[None]:
 async def test_a_signal_ends_the_block(number: signal.Signals) -> None:
     """What waits in it is canceled, handlers finish, and the program goes on."""
     program = Signaled()
+    program.afterwards = program.handled.set
     task = asyncio.current_task()
     assert task is not None
     async with asyncio.timeout(LIMIT_S):
         async with program.serve():
             raise_soon(number)
-            asyncio.get_running_loop().call_later(0.05, program.handled.set)
             await program.forever("the block ends")
         assert task.cancelling() == 0
     assert program.log == ["the block ends", "handled", "handled"]
@@ -217,9 +223,9 @@ async def test_a_signal_ends_the_block(number: signal.Signals) -> None:
 
 async def test_a_second_signal_cancels_handlers() -> None:
     program = Signaled()
+    program.afterwards = functools.partial(signal.raise_signal, signal.SIGTERM)
     async with asyncio.timeout(LIMIT_S), program.serve():
         raise_soon(signal.SIGINT)
-        raise_soon(signal.SIGTERM, 0.05)
         await program.forever("the block ends")
     assert program.log == ["the block ends", "canceled", "canceled"]
 
@@ -274,9 +280,9 @@ async def test_a_signal_ends_a_block_with_serve_forever_beside_other_tasks(
 ) -> None:
     """Its tasks are canceled, and handlers finish nevertheless."""
     program = Signaled()
+    program.afterwards = program.handled.set
     async with asyncio.timeout(LIMIT_S), program.serve(signals=signals) as server:
         raise_soon(signal.SIGINT)
-        asyncio.get_running_loop().call_later(0.05, program.handled.set)
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve_forever())
             group.create_task(program.forever("the other ends"))
@@ -474,9 +480,9 @@ async def test_a_second_sigterm_ends_a_program_that_never_yields(
 async def test_a_loop_that_runs_gets_every_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long ago the one before was."""
     program = Signaled()
+    program.afterwards = functools.partial(signal.raise_signal, signal.SIGINT)
     be_patient_with_loops(monkeypatch, 0)
     async with asyncio.timeout(LIMIT_S), program.serve():
         raise_soon(signal.SIGINT)
-        raise_soon(signal.SIGINT, 0.05)
         await program.forever("the block ends")
     assert program.log == ["the block ends", "canceled", "canceled"]
