@@ -53,8 +53,7 @@ def test_a02_a_task_that_begins_while_all_are_canceled_ends_with_the_loop(
             asyncio.get_running_loop().call_soon(background.start, loop, works[1].run)
 
     async def main() -> asyncio.AbstractEventLoop:
-        # A busy machine is no news.
-        asyncio.get_running_loop().slow_callback_duration = 60
+        asyncio.get_running_loop().slow_callback_duration = 60  # a busy machine is no news
         background.prepare()
         background.prepare()
         kept.append(asyncio.create_task(canceled()))
@@ -153,6 +152,7 @@ def test_a02_a_loop_that_is_closed_at_once_complains_of_no_task(
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
+        loop.slow_callback_duration = 60  # a busy machine is no news
         background.prepare()
         background.start(loop, work.run)
         owner = Owner()
@@ -184,6 +184,7 @@ def test_ctrl_c_that_hits_a_task_is_not_reported_a_second_time(
     async def main() -> None:
         background.prepare()
         loop = asyncio.get_running_loop()
+        loop.slow_callback_duration = 60  # a busy machine is no news
         background.start(loop, fails)
         background.start(loop, hit)
         await asyncio.Event().wait()

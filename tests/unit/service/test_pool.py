@@ -201,7 +201,8 @@ async def test_a_server_that_accepts_and_fails_is_not_connected_to_without_a_pau
     pool = new_pool(max_pause=0.4, timeout=0.5, check=fails if how == "check" else None)
     async with pool:
         end = asyncio.get_running_loop().time() + 0.5
-        while asyncio.get_running_loop().time() < end:
+        # The second attempt is late where this process stands still.
+        while asyncio.get_running_loop().time() < end or len(server.attempts) < 2:
             if how == "requests":
                 with contextlib.suppress(ConnectionLostError, TimeoutError):
                     await pool.request(b"?", timeout=0.5, idempotent=True)
@@ -217,7 +218,7 @@ async def test_a_server_that_accepts_and_fails_is_not_connected_to_without_a_pau
                     each.abort()
                 await asyncio.sleep(0.001)
         # The pauses are 0.05, 0.1, 0.2, 0.2 s at least.
-        assert 2 <= len(server.attempts) <= 6
+        assert len(server.attempts) <= 6
     await nothing_left(server)
 
 

@@ -327,13 +327,14 @@ async def test_an_address_that_accepts_and_fails_is_left_alone(new_server: Serve
     server = new_server()
     async with new_pool(host=[A, B], max_pause=0.4):
         end = asyncio.get_running_loop().time() + 0.6
-        while asyncio.get_running_loop().time() < end:
+        # The second attempt is late where this process stands still.
+        while asyncio.get_running_loop().time() < end or server.dialed.count(A) < 2:
             for each in server.live:
                 if each.address == A:
                     each.abort()
             await asyncio.sleep(0.001)
         assert at(server)[B] <= 1
-        assert 2 <= sum(address == A for address in server.dialed) <= 7
+        assert server.dialed.count(A) <= 7
     await nothing_left(server)
 
 
@@ -393,8 +394,9 @@ async def test_a_function_that_fails_is_asked_again_with_pauses(
     async with new_pool(host=name, timeout=0.5, max_pause=0.2) as pool:
         with pytest.raises(TimeoutError, match=text):
             await pool.request(b"?")
-        assert 2 <= asked <= 7
-        assert pool.stats.errors >= 2
+        assert asked <= 7
+        await until(lambda: asked >= 2)  # at once, unless this process stood still
+        await until(lambda: pool.stats.errors >= 2)
         named = lambda: A  # noqa: E731
         assert await pool.request(b"?", timeout=LIMIT_S) == b"?"
     await nothing_left(server)
