@@ -283,12 +283,13 @@ async def test_a_server_that_does_not_confirm(tmp_path: Path) -> None:
         exchange = Exchange(reader, writer, LIMIT_S)
         await exchange.hear_request()
         await exchange.say(Ready(0))
+        ours.limit_s = 0.05  # of what follows
         await reader.read()
 
     (tmp_path / "x").touch()
-    async with connected(forget, limit_s=0.05) as exchange:
+    async with connected(forget) as ours:
         with pytest.raises(TransferError, match="does not confirm"):
-            await put(exchange, tmp_path / "x", "x")
+            await put(ours, tmp_path / "x", "x")
 
 
 async def test_cancel_leaves_no_file_on_either_side(service: Service, tmp_path: Path) -> None:
