@@ -51,7 +51,11 @@ class RdmaLoop(asyncio.SelectorEventLoop):
             port = await self.relay.run(self.relay.gateway(host, port)) or port
             host = self._map(host)
         RdmaLoop.made += 1
-        return await aiordma.create_connection(protocol_factory, host, port, **kwds)
+        try:
+            return await aiordma.create_connection(protocol_factory, host, port, **kwds)
+        except BaseException:
+            self.relay.give_up(port)
+            raise
 
     async def create_server(
         self, protocol_factory: Any, host: Any = None, port: Any = None, **kwds: Any

@@ -106,6 +106,7 @@ class Relay:
         self.failures: list[BaseException] = []
         self.loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._joining: dict[int, asyncio.Task[None]] = {}  # by the RDMA port
         self._thread = threading.Thread(target=self.loop.run_forever, name="relay", daemon=True)
         self._thread.start()
 
@@ -136,7 +137,11 @@ class Relay:
             await self.loop.create_connection(lambda: leg, host, port)
         except OSError:
             return None
-        return await self._await_rdma(leg)
+        try:
+            return await self._await_rdma(leg)
+        except BaseException:
+            leg.transport.abort()
+            raise
 
     async def adopt(self, sock: socket.socket) -> int:
         """The same for a TCP connection that is there already."""
@@ -154,13 +159,23 @@ class Relay:
                 async with asyncio.timeout(30):
                     await rdma.made.wait()
                 rdma.join(tcp)
-            except TimeoutError:
+            except (TimeoutError, asyncio.CancelledError):
                 tcp.transport.abort()
             finally:
+                del self._joining[server.port]
                 server.close()
 
-        self._spawn(join())
+        self._joining[server.port] = self._spawn(join())
         return server.port
+
+    def give_up(self, port: int | None) -> None:
+        """A client does not come, from another thread: a busy machine may take too long for it."""
+
+        def end() -> None:
+            if port in self._joining:
+                self._joining[port].cancel()
+
+        self.loop.call_soon_threadsafe(end)
 
     async def expose(self, sock: socket.socket, rdma_port: int) -> asyncio.Server:
         """Carry every connection to a listening TCP socket over to an RDMA server."""
@@ -192,7 +207,8 @@ class Relay:
         else:
             rdma.join(tcp)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
