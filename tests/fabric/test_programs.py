@@ -6,13 +6,14 @@ turns; those that compare bytes are told to.  tests/fabric/foreign.py has their 
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import os
 import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,16 @@ LIMIT_S = 40.0
 BYTES = bytes(range(250)) * 1200
 
 
-@contextmanager
-def free_port() -> Iterator[int]:
-    """A port of TCP that nobody has at the moment; those of RDMA are the run's own anyhow."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    yield port
+#: Below those that the kernel chooses: until a program listens there, another test may get it.
+_PORTS = itertools.count(20_000 + os.getpid() % 100 * 100)
+
+
+def free_port() -> int:
+    """A port of TCP that nobody has; those of RDMA are the run's own anyhow."""
+    for port in _PORTS:
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError
 
 
 def ran(case: Case, **names: object) -> dict[str, Any]:
@@ -62,8 +67,7 @@ def told(results: dict[str, Any]) -> str:
 def test_program(case: Case, tmp_path: Path) -> None:
     given, taken = tmp_path / "given", tmp_path / "taken"
     given.write_bytes(BYTES)
-    with free_port() as port:
-        results = ran(case, port=port, given=given, taken=taken)
+    results = ran(case, port=free_port(), given=given, taken=taken)
     sides = {"server": (case.server, case.server_says), "client": (case.client, case.client_says)}
     assert set(results) == {side for side, (words, _) in sides.items() if words}, told(results)
     for side, seen in results.items():
