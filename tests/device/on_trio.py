@@ -121,13 +121,20 @@ async def test_streams(address: str) -> None:
 @pytest.mark.parametrize("call", ["recv", "recv_into", "request"])
 async def test_a_scope_of_trio_cancels_once(address: str, call: str) -> None:
     async def wait(_: aiordma.Request) -> None:
-        begun.set()
+        began.set()
         try:
             await asyncio.Event().wait()
         finally:
             canceled.set()
 
-    begun, canceled = asyncio.Event(), asyncio.Event()
+    began, canceled = asyncio.Event(), asyncio.Event()
+
+    async def leave(scope: trio.CancelScope) -> None:
+        if call == "request":  # a handler that has not begun would not be canceled
+            await aio_as_trio(began.wait)()
+        else:
+            await trio.sleep(0.05)
+        scope.cancel()
 
     async def main() -> None:
         async with (
@@ -141,17 +148,9 @@ async def test_a_scope_of_trio_cancels_once(address: str, call: str) -> None:
                     "recv_into": lambda: conn.recv_into(bytearray(9)),
                     "request": lambda: conn.request(b"?", into=bytearray(9)),
                 }
-                with trio.CancelScope() as scope:
-                    async with trio.open_nursery() as nursery:
-
-                        async def cancel() -> None:
-                            if call == "request":  # one that no handler has yet is just refused
-                                await aio_as_trio(begun.wait)()
-                            else:
-                                await trio.sleep(0.05)
-                            scope.cancel()
-
-                        nursery.start_soon(cancel)
+                async with trio.open_nursery() as nursery:
+                    with trio.CancelScope() as scope:
+                        nursery.start_soon(leave, scope)
                         await aio_as_trio(waits[call])()
                 assert scope.cancelled_caught
                 if call == "request":
@@ -166,9 +165,9 @@ async def test_a_scope_of_trio_cancels_once(address: str, call: str) -> None:
 async def test_a_function_of_asyncio_closes_what_a_scope_of_trio_cancels(address: str) -> None:
     """A block of trio does not: see findings/trio-asyncio-aexit.sh."""
     seen: list[aiordma.Connection] = []
+    connected = asyncio.Event()
 
     async def main() -> None:
-        connected = trio.Event()
         async with aio_as_trio(aiordma.serve(echo, address, 0)) as server:
 
             async def talk() -> None:
@@ -177,14 +176,13 @@ async def test_a_function_of_asyncio_closes_what_a_scope_of_trio_cancels(address
                     connected.set()
                     await conn.recv()
 
-            with trio.CancelScope() as scope:
-                async with trio.open_nursery() as nursery:
+            async def leave(scope: trio.CancelScope) -> None:
+                await aio_as_trio(connected.wait)()
+                scope.cancel()
 
-                    async def cancel() -> None:
-                        await connected.wait()
-                        scope.cancel()
-
-                    nursery.start_soon(cancel)
+            async with trio.open_nursery() as nursery:
+                with trio.CancelScope() as scope:
+                    nursery.start_soon(leave, scope)
                     await aio_as_trio(talk)()
             assert scope.cancelled_caught
             (conn,) = seen

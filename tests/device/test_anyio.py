@@ -298,20 +298,28 @@ async def test_handlers_have_ended_when_their_server_has(address: str, requests:
 async def test_the_handler_of_a_request_is_canceled_with_it(address: str) -> None:
     """Scopes and groups of the handler see that as a cancellation from outside."""
     ends: list[str] = []
+    began = asyncio.Event()
 
     async def handle(_: object) -> None:
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(anyio.sleep_forever)
+                began.set()
         except asyncio.CancelledError:
             ends.append("canceled")
             raise
 
+    async def leave(scope: anyio.CancelScope) -> None:
+        await began.wait()  # a handler that has not begun would never be called
+        scope.cancel()
+
     async with (
         aiordma.serve_requests(handle, address, 0) as server,
         aiordma.connect(address, server.port) as client,
+        anyio.create_task_group() as group,
     ):
-        with anyio.move_on_after(SHORT_S) as scope:
+        with anyio.CancelScope() as scope:
+            group.start_soon(leave, scope)
             await client.request(b"?")
         assert scope.cancelled_caught
         await until(lambda: ends == ["canceled"], LIMIT_S)
