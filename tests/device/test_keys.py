@@ -8,6 +8,7 @@ import dataclasses
 import errno
 import ipaddress
 import logging
+import operator
 import secrets
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -125,6 +126,7 @@ async def test_a_pool_goes_on_trying_until_it_has_the_key(address: str) -> None:
         aiordma.serve_requests(answer, address, 0, config=keyed(a=OLD)) as server,
         aiordma.Pool(address, server.port, config=config, timeout=0.5, max_pause=0.1) as pool,
     ):
+        await until(lambda: pool.stats.errors > 0, LIMIT_S)
         with pytest.raises(TimeoutError) as caught:
             await pool.request(b"abc")
         assert isinstance(caught.value.__cause__, AuthenticationError)
@@ -165,31 +167,32 @@ async def test_a_key_is_replaced_while_clients_connect(address: str) -> None:
     """In the order that the docs give: no client is refused."""
     of_listener, of_client = Keys({"old": OLD}), Keys({"old": OLD})
     stop = asyncio.Event()
-    seen: list[str] = []
+    seen: list[list[str]] = [[] for _ in range(4)]
 
-    async def connect_all_the_time(port: int) -> None:
+    async def connect_all_the_time(port: int, used: list[str]) -> None:
         config = ConnectionConfig(keys=of_client)
         while not stop.is_set():
             async with aiordma.connect(address, port, config=config) as client:
-                seen.append(client.get_extra_info("key_id"))
+                used.append(client.get_extra_info("key_id"))
 
     async def serve(conn: Connection) -> None:
         async for _ in conn:
             pass
 
     async def some_more() -> None:
-        count = len(seen)
-        await until(lambda: len(seen) > count + 8)
+        """Each client has begun and made a connection since; no other is under way, if it is slow."""
+        counts = [len(used) + 2 for used in seen]
+        await until(lambda: all(map(operator.ge, map(len, seen), counts)), LIMIT_S)
 
     config = ConnectionConfig(keys=of_listener)
     async with asyncio.timeout(60), aiordma.serve(serve, address, 0, config=config) as server:
-        clients = [asyncio.create_task(connect_all_the_time(server.port)) for _ in range(4)]
+        clients = [asyncio.create_task(connect_all_the_time(server.port, used)) for used in seen]
         await some_more()
         of_listener.replace({"old": OLD, "new": NEW})
         await some_more()
         of_client.replace({"new": NEW, "old": OLD})
         await some_more()
-        assert set(seen[-4:]) == {"new"}
+        assert {used[-1] for used in seen} == {"new"}
         of_listener.replace({"new": NEW})
         await some_more()
         assert server.listener.denied == 0
@@ -874,7 +877,7 @@ async def test_a_listener_closes_while_authorize_runs(address: str) -> None:
 
     async with asyncio.timeout(LIMIT_S):
         async with aiordma.listen(address, 0, authorize=authorize) as listener:
-            connecting = asyncio.ensure_future(aiordma.connect(address, listener.port, timeout=2))
+            connecting = asyncio.ensure_future(aiordma.connect(address, listener.port))
             await began.wait()
         await ended.wait()
         with pytest.raises(OSError, match="rejected"):
