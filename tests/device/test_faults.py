@@ -379,14 +379,18 @@ async def test_completions_are_late(pair: Pair) -> None:
             assert bytes(answer) == b"answer"
         return time.monotonic() - begun
 
+    async def quickest() -> float:
+        """Of several: a busy machine is late by itself now and then."""
+        return min([await there_and_back() for _ in range(5)])
+
     await there_and_back()
     with faults.delay_completions(0.2):
         assert 0.4 <= await there_and_back() < 5
         with faults.delay_completions(0.01):
-            assert await there_and_back() < 0.4
+            assert await quickest() < 0.4
         assert await there_and_back() >= 0.4
     await there_and_back()  # what was under way
-    assert await there_and_back() < 0.2
+    assert await quickest() < 0.2
 
 
 @PROGRAMS
