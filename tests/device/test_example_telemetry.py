@@ -15,6 +15,8 @@ pytestmark = [pytest.mark.device, pytest.mark.program, pytest.mark.one_loop]
 PROGRAM = "telemetry.py"
 RATE_HZ = 50
 WORK_S = 0.3
+#: Of what depends on the clock: on a busy machine a program stands still now and then.
+TRIES = 4
 SUMMARY = re.compile(r"(\d+) readings, (\d+) missed, none older than (\d+\.\d+) s")
 
 
@@ -37,13 +39,17 @@ def summary(program: Program) -> tuple[int, int, float]:
 
 def test_a_slow_subscriber_gets_the_newest(publisher: Program, address: str) -> None:
     """It misses what came while it worked, and nothing is older than one time of work."""
-    with subscriber(address, "--count", "6", "--work", str(WORK_S)) as slow:
-        seen, missed, oldest = summary(slow)
-        assert slow.end() == (0, "")
-    assert seen == 6
-    assert missed >= 3 * WORK_S * RATE_HZ
-    assert oldest < 2 * WORK_S, "as old as two readings"
-    assert "has left after" in publisher.line()
+    for _ in range(TRIES):
+        with subscriber(address, "--count", "6", "--work", str(WORK_S)) as slow:
+            seen, missed, oldest = summary(slow)
+            assert slow.end() == (0, "")
+        assert seen == 6
+        assert "has left after" in publisher.line()
+        # As old as two readings, or fewer: one of the programs may have stood still meanwhile.
+        if oldest < 2 * WORK_S and missed >= 3 * WORK_S * RATE_HZ:
+            break
+    else:
+        pytest.fail(f"of {TRIES} times: {missed} missed, the oldest {oldest} s")
     assert publisher.end(signal.SIGINT) == (0, "")
 
 
