@@ -187,7 +187,7 @@ class RdmaServer(Uncopied, asyncio.AbstractServer):
             discard = port.close
             try:
                 transport = RdmaTransport(port, self._config)
-                discard = transport._discard
+                discard = functools.partial(transport._discard, reset=True)
                 await self._answer(transport, request)
             except BaseException as exc:
                 port.note("is not made: %r", exc)
@@ -223,7 +223,7 @@ class RdmaServer(Uncopied, asyncio.AbstractServer):
 
     async def _made(self, transport: RdmaTransport, request: Request) -> None:
         if self._acceptor.closed:
-            transport._discard()
+            transport._discard(reset=True)
             return
         try:
             protocol = self._factory()
@@ -233,7 +233,7 @@ class RdmaServer(Uncopied, asyncio.AbstractServer):
                 await self._secure(transport, protocol, request)
         except BaseException as exc:
             if transport._protocol is None:
-                transport._discard()
+                transport._discard(reset=True)
             if isinstance(exc, ENDS_THE_LOOP):
                 raise
             if isinstance(exc, OSError):
@@ -393,6 +393,9 @@ class RdmaServer(Uncopied, asyncio.AbstractServer):
 
     def close(self) -> None:
         """Stop accepting; existing connections go on.  Idempotent.
+
+        Clients that have connected, but have no protocol yet, get a `ConnectionLostError`, as a
+        kernel resets those that no program has accepted.
 
         Raises:
             RuntimeError: The server's event loop runs in another thread; nothing was done.

@@ -604,13 +604,18 @@ class RdmaTransport(Uncopied, transports._FlowControlMixin):
                 self._server._detach(self)
                 self._server = None
 
-    def _discard(self) -> None:
-        """Give everything back: the stream never began, or came too late."""
+    def _discard(self, *, reset: bool = False) -> None:
+        """Give everything back: the stream never began, or came too late.
+
+        With `reset` the connection breaks, as over TCP: an end of the stream would tell the peer
+        that what it may have sent was read.
+        """
         if not self._over:
             self._over = self._closing = True
             self._in.stop()
             self._keepalive.stop()
-            if self._machine.met and self._port.cm_id.stage is Stage.CONNECTED:
+            connected = self._machine.met and self._port.cm_id.stage is Stage.CONNECTED
+            if connected and not reset:
                 self._machine.open()
                 self._take_leave()
             else:

@@ -22,7 +22,7 @@ from aiordma_softroce.network import ADDRESS
 from tests.device.oracle import collect, until
 from tests.device.streaming import Note
 from tests.inside.link import acceptor_of
-from tests.inside.streams import active_of, lose_end
+from tests.inside.streams import active_of, lose_end, when_confirmed
 from tests.native_ends import begun
 
 pytestmark = pytest.mark.device
@@ -311,6 +311,24 @@ async def test_a_server_that_closes_in_the_middle_of_handshakes(address: str) ->
         else:
             await result[1].ended()
     await server.wait_closed()
+
+
+async def test_a_client_that_has_just_connected_learns_that_nobody_has_read_it(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An end of the stream would look like the answer of a server that has nothing to say."""
+    server = await aiordma.start_server(hello, address, 0)
+    when_confirmed(monkeypatch, server.close)
+    reader, writer = await aiordma.open_connection(address, server.port)
+    writer.write(b"hello\n")
+    writer.write_eof()
+    async with asyncio.timeout(20):
+        with pytest.raises(aiordma.ConnectionLostError):
+            await reader.read()
+        writer.close()
+        with pytest.raises(aiordma.ConnectionLostError):
+            await writer.wait_closed()
+        await server.wait_closed()
 
 
 async def test_several_addresses(address: str) -> None:

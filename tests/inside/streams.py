@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
 from aiordma import RdmaServer, RdmaStreamReader, RdmaTransport, StreamConfig
+from aiordma.link.acceptor import Request
 from aiordma.link.admission import Place, Places
 from aiordma.loop import registry
 from aiordma.memory import governor
@@ -60,6 +61,17 @@ def in_the_ring(reader: RdmaStreamReader) -> int:
 def lose_end(transport: Any) -> None:
     """As if a KeyboardInterrupt had come before the report of the end was scheduled."""
     transport._over = True
+
+
+def when_confirmed(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
+    """Have it called when a client has confirmed, before the connection gets a protocol."""
+    answer = RdmaServer._answer
+
+    async def then_call(server: RdmaServer, transport: RdmaTransport, request: Request) -> None:
+        await answer(server, transport, request)
+        call()
+
+    monkeypatch.setattr(RdmaServer, "_answer", then_call)
 
 
 def takes_mappings(transport: Any) -> bool:
