@@ -426,8 +426,8 @@ class RdmaServer(Uncopied, asyncio.AbstractServer):
 
         Cancellation: ends the wait.
         """
-        if not self._acceptor.closed or self._clients:
-            await self._waiters.wait()
+        while not self._acceptor.closed or self._clients:
+            await self._waiters.wait()  # a factory may have closed it, and its connection begin
         await self._acceptor.wait_closed()
 
     async def __aenter__(self) -> Self:

@@ -331,6 +331,26 @@ async def test_a_client_that_has_just_connected_learns_that_nobody_has_read_it(
         await server.wait_closed()
 
 
+async def test_a_server_that_its_factory_closes(address: str) -> None:
+    """The client is served, and who waits for the end of the server waits for it, too."""
+
+    def factory() -> Note:
+        server.close()
+        return note
+
+    note = Note()
+    server = await aiordma.create_server(factory, address, 0)
+    waiting = await begun(server.wait_closed())
+    _, client = await aiordma.create_connection(Note, address, server.port)
+    client.transport.write(b"the last")
+    assert await note.received(8) == b"the last"
+    assert not waiting.done()
+    client.transport.close()
+    assert await note.ended() is None
+    async with asyncio.timeout(20):
+        await waiting
+
+
 async def test_several_addresses(address: str) -> None:
     """Those without an RDMA device are passed over, as long as one has it."""
     host = ADDRESS if is_loopback((address, 0)) else address  # a list leaves loopback out
