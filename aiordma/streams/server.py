@@ -253,11 +253,16 @@ class RdmaServer(Uncopied, asyncio.AbstractServer):
     # TLS
 
     async def _secure(self, transport: RdmaTransport, protocol: Any, request: Request) -> None:
-        """TLS, as soon as there is a place for its handshake."""
+        """TLS, as soon as there is a place for its handshake.
+
+        From then on it is one of the connections that go on when the server is closed, as over TCP:
+        the client, and the protocol, may take the handshake for complete before this task does.
+        """
         task = asyncio.current_task()
         assert task is not None
         assert self._tls is not None
         place = await self._tls_place(transport, request.source, task.cancel)
+        self._acceptor.handshakes.pop(task, None)
         del task  # it keeps its error, whose traceback has this frame: a cycle
         request.leave()
         await secured(transport, protocol, self._tls, self._tls_times, server=self)
@@ -392,7 +397,7 @@ class RdmaServer(Uncopied, asyncio.AbstractServer):
             self._forever = None
 
     def close(self) -> None:
-        """Stop accepting; existing connections go on.  Idempotent.
+        """Stop accepting; existing connections go on, also those in a TLS handshake.  Idempotent.
 
         Clients that have connected, but have no protocol yet, get a `ConnectionLostError`, as a
         kernel resets those that no program has accepted.
@@ -405,7 +410,6 @@ class RdmaServer(Uncopied, asyncio.AbstractServer):
             return
         self._serving = False
         registry.let_go(self, self._loop)
-        self._tls_places.close()
         self._acceptor.close()
         if self._forever is not None and not self._forever.done():
             self._forever.cancel()

@@ -14,6 +14,8 @@ import aiordma
 from aiordma import RdmaServer, RdmaStreamReader, RdmaStreamWriter, RdmaTransport, StreamConfig
 from tests.device.oracle import until
 from tests.device.streaming import Note, noted
+from tests.inside.link import limit_tls
+from tests.inside.streams import active_of, tls_places_of
 
 pytestmark = pytest.mark.device
 
@@ -71,6 +73,62 @@ async def test_from_the_first_byte(address: str, contexts: Contexts) -> None:
         writer.close()
         await writer.wait_closed()
         assert await reader.read() == b""
+
+
+@pytest.mark.parametrize("when", ["before the handshake", "behind it"])
+async def test_a_server_that_closes_serves_its_client(
+    address: str, contexts: Contexts, when: str
+) -> None:
+    """As over TCP: the program has the connection before the server's own task goes on."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server.close()
+        await copy(reader, writer)
+
+    tls: Any = {"ssl": contexts.client, "server_hostname": NAME}
+    server = await aiordma.start_server(answer, address, 0, ssl=contexts.server)
+    async with asyncio.timeout(60):
+        if when == "behind it":
+            reader, writer = await aiordma.open_connection(address, server.port, **tls)
+        else:
+            reader, writer = await aiordma.open_connection(address, server.port)
+            await until(lambda: active_of(server) == 1)
+            server.close()
+            await writer.start_tls(contexts.client, server_hostname=NAME)
+        for line in (b"one\n", b"two\n"):
+            writer.write(line)
+            assert await reader.readline() == line
+            assert not server.is_serving()
+        writer.close()
+        await writer.wait_closed()
+        await server.wait_closed()
+
+
+async def test_a_connection_that_waits_for_tls_when_its_server_closes(
+    address: str, contexts: Contexts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It exists, and so it goes on."""
+    limit_tls(monkeypatch, most_of_one=1, pressed_s=0.2)
+
+    async def answer(reader: RdmaStreamReader, writer: RdmaStreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):  # one is dropped
+            await writer.start_tls(contexts.server)
+            await copy(reader, writer)
+
+    server = await aiordma.start_server(answer, address, 0)
+    async with asyncio.timeout(60):
+        _, silent = await aiordma.open_connection(address, server.port)
+        await until(lambda: tls_places_of(server).open == 1)
+        reader, writer = await aiordma.open_connection(address, server.port)
+        await until(lambda: tls_places_of(server).waiting == 1)
+        server.close()
+        await writer.start_tls(contexts.client, server_hostname=NAME)
+        writer.write(b"in?")
+        assert await reader.readexactly(3) == b"in?"
+        for each in (silent, writer):
+            each.close()
+            await each.wait_closed()
+        await server.wait_closed()
 
 
 async def test_a_name_that_is_not_the_servers(address: str, contexts: Contexts) -> None:
