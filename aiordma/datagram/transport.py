@@ -32,7 +32,7 @@ from aiordma.datagram.config import DatagramConfig, Key, key_of
 from aiordma.datagram.groups import Groups
 from aiordma.datagram.outbox import Outbox
 from aiordma.datagram.port import DatagramPort
-from aiordma.errors import MessageTooLargeError, errno_error, prefix_address
+from aiordma.errors import MessageTooLargeError, errno_error, lost_error, prefix_address
 from aiordma.link.adapter_side import reason_of
 from aiordma.link.tally import DatagramCounts
 from aiordma.link.transport_socket import RdmaTransportSocket, shown
@@ -127,6 +127,8 @@ class RdmaDatagramTransport(Uncopied, transports._FlowControlMixin, asyncio.Data
 
     async def _start(self, protocol: Any) -> None:
         """Call `connection_made`, then begin to receive."""
+        if self._port.failure is not None:  # `connection_lost` would come before, or never
+            raise lost_error(self._port.failure)
         self.set_protocol(protocol)
         started = self._loop.create_future()
         self._loop.call_soon(protocol.connection_made, self)

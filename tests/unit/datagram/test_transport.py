@@ -11,10 +11,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from aiordma import metrics
+from aiordma import ConnectionLostError, metrics
 from aiordma.datagram import destinations, transport
 from aiordma.metrics.snapshot import DatagramMetrics
-from tests.inside.datagram import connect, unanswered_of
+from tests.inside.datagram import connect, start, unanswered_of
 
 from ..conftest import Run, settle
 from .bench import Bench, FakePort, Protocol, transport_on
@@ -244,6 +244,21 @@ async def test_a_failure_ends_it_with_its_cause(bench: Make) -> None:
     await settle()
     assert b.calls == [("lost", cause)]
     assert not b.reports
+
+
+@pytest.mark.parametrize("reported", [False, True])
+async def test_a_failure_before_it_begins(monkeypatch: pytest.MonkeyPatch, reported: bool) -> None:
+    """Its protocol is not told of an end that came before the beginning."""
+    b = Bench(monkeypatch)
+    b.port.fail(ConnectionResetError(104, "the RDMA device was removed"))
+    if reported:
+        await settle()
+    with pytest.raises(ConnectionLostError, match="the RDMA device was removed"):
+        await start(b.transport, b.protocol)
+    b.transport.abort()
+    await settle()
+    assert not b.calls
+    assert b.port.closed
 
 
 async def test_a_new_beginning_is_told_as_an_error(bench: Make) -> None:
