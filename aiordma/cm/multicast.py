@@ -129,10 +129,7 @@ class Memberships:
         self._leaves = [done for done in self._leaves if not done.done()]
         if not self._leaves:
             return
-        leaves = [asyncio.wrap_future(done) for done in self._leaves]
-        left, late = await asyncio.wait(leaves, timeout=timeout)
-        for done in left:
-            done.exception()  # the task that left the group has seen it, or is gone
+        _, late = await asyncio.wait(map(_awaitable, self._leaves), timeout=timeout)
         if late:
             msg = f"an earlier group was not left within {timeout} s"
             raise ConnectTimeoutError(errno.ETIMEDOUT, msg)
@@ -149,7 +146,7 @@ class Memberships:
         del self._joined[host]
         _detach(member)
         with Limit(timeout, f"leaving the group {host}", "it goes on in its thread"):
-            await asyncio.shield(asyncio.wrap_future(self._leave(cm_id, member)))
+            await asyncio.shield(_awaitable(self._leave(cm_id, member)))
 
     def _leave(self, cm_id: Resource, member: _Membership) -> Future[None]:
         """Leave in a thread; the C id outlives the call."""
@@ -181,6 +178,13 @@ class Memberships:
                 _leave_now(handle, member)
             except OSError as exc:
                 _log.debug("leaving a group: %s", exc)
+
+
+def _awaitable(done: Future[None]) -> asyncio.Future[None]:
+    """A future of the running loop for a call in a thread, whose error perhaps nobody sees."""
+    future = asyncio.wrap_future(done)
+    future.add_done_callback(lambda each: each.cancelled() or each.exception())
+    return future
 
 
 def _join(cm_id: Resource, member: _Membership, *, send_only: bool) -> None:

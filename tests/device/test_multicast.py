@@ -7,6 +7,7 @@ way behind the first.
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 import socket
 import threading
@@ -22,6 +23,7 @@ from aiordma import create_datagram_endpoint
 from aiordma.cm import ConnectionId, EventChannel, EventType, PortSpace
 from aiordma.verbs import AddressHandle, AHAttributes
 from tests.device.datagrams import Recorder, UDEnd, bound
+from tests.device.oracle import collect, reported
 from tests.device.shared import OVER_FABRIC
 from tests.device.stepping import every_step, run_canceled
 from tests.inside.cm import before_leaving_groups
@@ -230,6 +232,31 @@ async def test_a_join_waits_for_what_is_being_left(
     assert event.ah_attr is not None
     assert event.ah_attr.dgid[12:] == socket.inet_aton(MARKER)
     assert end.cm_id.groups == (MARKER,)
+    end.close()
+
+
+async def test_a_group_whose_leaving_fails_when_nobody_waits_for_it(
+    events: EventChannel, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_fail = threading.Event()
+
+    def fail() -> None:
+        may_fail.wait(10)
+        msg = "the device is gone"
+        raise OSError(errno.ENODEV, msg)
+
+    end = UDEnd(bound(events, address))
+    await end.cm_id.join_multicast(GROUP)
+    before_leaving_groups(monkeypatch, fail)
+    with reported() as reports:
+        with pytest.raises(TimeoutError):
+            await end.cm_id.leave_multicast(GROUP, timeout=0.02)
+        with pytest.raises(aiordma.ConnectTimeoutError, match="was not left"):
+            await end.cm_id.join_multicast(MARKER, timeout=0.02)
+        may_fail.set()
+        await end.cm_id.join_multicast(MARKER)
+        collect()
+    assert not reports
     end.close()
 
 
