@@ -115,8 +115,9 @@ def refuse_masked(name: str, value: Any) -> None:
     Raises:
         TypeError: The value is a masked array.
     """
-    masked = sys.modules.get("numpy.ma")
-    if masked is not None and isinstance(value, masked.MaskedArray):
+    # A module is there without its names while another thread imports it.
+    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
+    if masked is not None and isinstance(value, masked):
         msg = (
             f"{name} is a masked array, whose mask would be lost: give its `filled()`, or its "
             "`data` and its `mask` as two buffers"
@@ -195,8 +196,9 @@ def _view_of_array(name: str, value: Any) -> memoryview | None:
         TypeError: The items are references to Python objects.
         ValueError: The items are not contiguous.
     """
-    numpy = sys.modules.get("numpy")
-    if numpy is None or not isinstance(value, numpy.ndarray):
+    numpy: Any = sys.modules.get("numpy")
+    array = getattr(numpy, "ndarray", None)  # as for `refuse_masked`
+    if array is None or not isinstance(value, array):
         return None
     if value.dtype.hasobject:
         msg = f"{name} has references in it ({value.dtype}): use an array of numbers or of bytes"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -166,6 +168,15 @@ def test_a_masked_array_is_refused_with_the_remedy() -> None:
         with pytest.raises(TypeError, match=r"it is a masked array.*`filled\(\)`.*`mask`"):
             refuses("it", masked)
     assert bytes_of("it", masked.data) == masked.filled(2).tobytes()
+
+
+@pytest.mark.parametrize("name", ["numpy", "numpy.ma"])
+def test_numpy_while_another_thread_imports_it(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The module is there by then, without its names."""
+    tensors = Tensor(np.arange(3)), Refusing(np.arange(3))
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    assert bytes(bytes_of("it", bytearray(b"abc"))) == b"abc"
+    assert [bytes_of("it", tensor).nbytes for tensor in tensors] == [24, 24]
 
 
 def test_an_empty_tensor_can_be_written_to() -> None:
