@@ -20,6 +20,7 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import math
 import re
@@ -133,7 +134,7 @@ async def send_array(connection: Connection, array: Array) -> None:
         task = ends.task = asyncio.get_running_loop().create_task(
             _send_both(connection, header, data)
         )
-        task.add_done_callback(lambda _: _sent(ends))
+        task.add_done_callback(functools.partial(_sent, ends))
         await asyncio.shield(task)
 
 
@@ -142,8 +143,10 @@ async def _send_both(connection: Connection, header: bytes, data: Array) -> None
     await connection.send(data)
 
 
-def _sent(ends: _Ends) -> None:
+def _sent(ends: _Ends, task: asyncio.Task[None]) -> None:
     ends.task = None
+    if not task.cancelled():
+        task.exception()  # if the call was canceled, nobody else asks for it
 
 
 async def recv_array(connection: Connection, out: Array | None = None) -> Array:

@@ -12,7 +12,7 @@ import pytest
 import aiordma
 from aiordma.contrib.numpy import recv_array, send_array
 from tests.device.meeting import Pair, are_alive
-from tests.device.oracle import until
+from tests.device.oracle import collect, reported, until
 from tests.inside.endpoint import hold_reads
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
@@ -50,3 +50,21 @@ async def test_a_connection_that_is_lost_between_header_and_bytes(pair: Pair) ->
         await receiving
     with contextlib.suppress(aiordma.ResourceClosedError, aiordma.ConnectionLostError):
         await sending
+
+
+async def test_a_call_that_was_canceled_reports_no_loss(pair: Pair) -> None:
+    """Its array is sent all the same, until the connection is over."""
+    client, server = pair
+    receiving = asyncio.create_task(recv_array(server))
+    with reported() as reports:
+        sending = asyncio.create_task(send_array(client, np.zeros(4_000_000)))
+        await until(lambda: server.stats.messages_received == 1)
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        client.abort()
+        await client.wait_closed()
+        collect()
+    assert not reports
+    with pytest.raises((aiordma.ConnectionLostError, aiordma.ConnectionEndedError)):
+        await receiving
