@@ -486,14 +486,14 @@ class RdmaComm(Comm):
             joined = buffer is before
             if length and (joined or length >= SEPARATE_BYTES):
                 words.append(length | _SEPARATE | (_JOINED if joined else 0))
-                pieces += _pieces_of(ensure_memoryview(frame))
+                pieces += _pieces_of(_bytes_of(frame))
                 before = buffer
             else:
                 # Bytes are what was pickled or compressed: they are gone when they are read.
                 if not isinstance(buffer, bytes):
                     buffers.append(len(words))
                 words.append(length)
-                short.append(ensure_memoryview(frame))
+                short.append(_bytes_of(frame))
                 before = None
                 in_head += length
         # The first may keep the head, if that is little more.
@@ -578,6 +578,19 @@ class RdmaComm(Comm):
     def closed(self) -> bool:
         """Whether the comm is closed, or the connection is over."""
         return self._closed or self._connection.is_closing()
+
+
+def _bytes_of(frame: Any) -> memoryview:
+    """The bytes of a frame.
+
+    By a cast, if possible: `ensure_memoryview` makes a view of a view, and CPython before 3.13
+    crashes if the collector finds both.
+    """
+    view = memoryview(frame)
+    if view.c_contiguous:
+        with contextlib.suppress(TypeError):  # it is empty, or its items are of several numbers
+            return view.cast("B")
+    return ensure_memoryview(view)
 
 
 def _pieces_of(data: memoryview) -> Iterator[memoryview]:

@@ -37,6 +37,11 @@ def pieces_of(data: memoryview) -> list[memoryview]:
     return list(dask._pieces_of(data))
 
 
+def bytes_of_frame(frame: Any) -> memoryview:
+    """The bytes that a frame is sent by."""
+    return dask._bytes_of(frame)
+
+
 def settings() -> ConnectionConfig:
     """The settings of connections, out of dask's configuration."""
     return dask._config()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import importlib.metadata
 from pathlib import Path
+from pickle import PickleBuffer
 from typing import Any
 
 import dask.config
+import numpy as np
 import psutil
 import pytest
 
 import aiordma
 from aiordma.contrib import dask as backend
 from aiordma.contrib.dask import PIECE_BYTES, RdmaBackend, RdmaListener
-from tests.inside.contrib import pieces_of, settings
+from tests.inside.contrib import bytes_of_frame, pieces_of, settings
 
 
 def test_the_scheme_leads_to_the_backend() -> None:
@@ -87,6 +89,29 @@ def test_pieces_are_whole_and_alike(size: int) -> None:
     assert sum(lengths) == size
     assert max(lengths) <= PIECE_BYTES
     assert max(lengths) - min(lengths) < len(lengths)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"bytes", bytearray(3), memoryview(b"part")[1:], np.arange(12.0).reshape(3, 4),
+        np.zeros((2, 3), order="F"), np.zeros(3, complex), np.zeros(3, [("a", "i2"), ("b", "f8")]),
+        np.arange(9)[::2], np.zeros((3, 0)), b"",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("wrap", [lambda frame: frame, memoryview, PickleBuffer])
+def test_the_bytes_of_a_frame(frame: Any, wrap: Any) -> None:
+    view = bytes_of_frame(wrap(frame))
+    assert (view.ndim, view.format) == (1, "B")
+    assert bytes(view) == memoryview(frame).tobytes("A")
+
+
+@pytest.mark.parametrize("wrap", [lambda frame: frame, memoryview, PickleBuffer])
+def test_the_bytes_of_a_frame_are_no_view_of_a_view(wrap: Any) -> None:
+    """CPython before 3.13 crashes if it collects a view together with one that exports it."""
+    array = np.arange(12.0).reshape(3, 4)
+    owner: Any = bytes_of_frame(wrap(array)).obj
+    assert owner is array
 
 
 @pytest.mark.parametrize(
