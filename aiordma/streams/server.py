@@ -604,18 +604,20 @@ async def create_server(
     return server
 
 
-async def _closing(handling: Coroutine[Any, Any, None], writer: asyncio.StreamWriter) -> None:
-    """Close the stream if the callback raises: asyncio does so from Python 3.12 on."""
-    try:
-        await handling
-    except asyncio.CancelledError:
+def _handle(handling: Coroutine[Any, Any, None], writer: RdmaStreamWriter) -> None:
+    """Run the callback as asyncio does from Python 3.12 on: its failure closes the stream."""
+    # The protocol keeps the task, as asyncio's own.
+    task = writer._protocol._task = asyncio.get_running_loop().create_task(handling)
+    task.add_done_callback(functools.partial(_handled, writer))
+
+
+def _handled(writer: RdmaStreamWriter, task: asyncio.Task[None]) -> None:
+    if task.cancelled():
         writer.close()
-        raise
-    except Exception as exc:
-        # Not in a variable, which the traceback would keep: a cycle.
-        asyncio.get_running_loop().call_exception_handler({
+    elif task.exception() is not None:
+        task.get_loop().call_exception_handler({
             "message": "Unhandled exception in client_connected_cb",
-            "exception": exc,
+            "exception": task.exception(),
             "transport": writer.transport,
         })  # fmt: skip
         writer.close()
@@ -652,7 +654,7 @@ async def start_server(
         fork.guard_public(writer)
         handling = client_connected_cb(reader, writer)
         if sys.version_info < (3, 12) and asyncio.iscoroutine(handling):
-            return _closing(handling, writer)
+            return _handle(handling, writer)
         return handling
 
     def factory() -> asyncio.StreamReaderProtocol:

@@ -19,7 +19,7 @@ from aiordma import StreamConfig
 from aiordma.cm.address import is_loopback
 from aiordma.link.acceptor import Request
 from aiordma_softroce.network import ADDRESS
-from tests.device.oracle import collect, until
+from tests.device.oracle import collect, reported, until
 from tests.device.streaming import Note
 from tests.inside.link import acceptor_of
 from tests.inside.streams import active_of, lose_end, when_confirmed
@@ -420,6 +420,29 @@ async def test_h01_a_listener_that_a_task_waits_for_goes_on(address: str) -> Non
         await client.send(b"still there")
         await until(lambda: bool(seen))
     assert seen == [b"still there"]
+
+
+async def test_a_callback_that_is_canceled_before_it_begins_ends_the_stream(address: str) -> None:
+    """As when the loop ends at once.  On Python 3.11, too, where asyncio's task says no more."""
+    loop = asyncio.get_running_loop()
+
+    async def never_begin() -> None:
+        pytest.fail("it has begun")
+
+    def connected(_: Any, __: Any) -> Any:
+        before = asyncio.all_tasks()
+        loop.call_soon(lambda: [task.cancel() for task in asyncio.all_tasks() - before])
+        return never_begin()
+
+    with reported() as reports:
+        async with await aiordma.start_server(connected, address, 0) as server:
+            async with asyncio.timeout(60):
+                reader, writer = await aiordma.open_connection(address, server.port)
+                assert await reader.read() == b""
+                writer.close()
+                await writer.wait_closed()
+        collect()
+    assert not reports
 
 
 async def test_a_callback_that_raises_ends_the_stream(address: str) -> None:
