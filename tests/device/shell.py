@@ -138,7 +138,8 @@ class Shell:
         for job in self._jobs:
             _, err = job.communicate(timeout=LIMIT_S)
             err = _WAITS.sub(b"", err)
-            allowed = (-signal.SIGKILL,) if job in self._killed else (0, 130)
+            # An interpreter whose program has just ended dies of the signal, without a word.
+            allowed = (-signal.SIGKILL,) if job in self._killed else (0, 130, -signal.SIGINT)
             assert job.returncode in allowed, (job.args, job.returncode, err.decode())
             assert not err, (job.args, err.decode())
         self._jobs.clear()

@@ -56,9 +56,9 @@ async def test_a_call_that_was_canceled_reports_no_loss(pair: Pair) -> None:
     """Its array is sent all the same, until the connection is over."""
     client, server = pair
     receiving = asyncio.create_task(recv_array(server))
-    with reported() as reports:
+    with reported() as reports, hold_reads(server) as held:
         sending = asyncio.create_task(send_array(client, np.zeros(4_000_000)))
-        await until(lambda: server.stats.messages_received == 1)
+        await until(lambda: bool(held))
         sending.cancel()
         with pytest.raises(asyncio.CancelledError):
             await sending

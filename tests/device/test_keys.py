@@ -180,7 +180,7 @@ async def test_a_key_is_replaced_while_clients_connect(address: str) -> None:
             pass
 
     async def some_more() -> None:
-        """Each client has begun and made a connection since; no other is under way, if it is slow."""
+        """Each client has begun and made a connection since; no other is under way."""
         counts = [len(used) + 2 for used in seen]
         await until(lambda: all(map(operator.ge, map(len, seen), counts)), LIMIT_S)
 

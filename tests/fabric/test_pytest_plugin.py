@@ -94,7 +94,8 @@ def test_fifty_tests_with_a_connection_each(project: pytest.Pytester) -> None:
             assert bytes(await server.recv()) == b"question"
         """
     )
-    busy, seconds = [], []
+    busy: list[float] = []
+    seconds: list[float] = []
     for _ in range(3):
         # Importing Hypothesis takes longer than the tests.
         done = _run(project, "--fabric", "-p", "no:hypothesispytest")

@@ -114,7 +114,7 @@ async def test_j096_waiting_costs_no_processor(pair: Pair) -> None:
     server = pair.server
     loop = asyncio.get_running_loop()
     server.post_recv(1)
-    waits = []
+    waits: list[float] = []
     # A guest that stands still may charge that to whoever was about to wait.
     while not waits or (waits[-1] >= 0.2 and len(waits) < 3):
         used = time.process_time()

@@ -108,7 +108,7 @@ def test_the_bytes_of_a_frame(frame: Any, wrap: Any) -> None:
 
 @pytest.mark.parametrize("wrap", [lambda frame: frame, memoryview, PickleBuffer])
 def test_the_bytes_of_a_frame_are_no_view_of_a_view(wrap: Any) -> None:
-    """CPython before 3.13 crashes if it collects a view together with one that exports it."""
+    """CPython before 3.13 has crashed after comms whose frames had these."""
     array = np.arange(12.0).reshape(3, 4)
     owner: Any = bytes_of_frame(wrap(array)).obj
     assert owner is array
