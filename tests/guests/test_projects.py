@@ -22,9 +22,9 @@ TEXT = (REPOSITORY / "docs" / PAGE).read_text()
 _FILE = re.compile(r"`([\w./]+)`:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _ROW = re.compile(r"^\| `([^`]+)` \| `([^`]+)` \| [^|]+ \|$", re.MULTILINE)
 _LIMIT_S = 300.0
-#: Software iWARP refuses a server that speaks first and too soon, as ucmatose's may: then both are
-#: run again.
-_TOO_SOON = "RDMA_CM_EVENT_CONNECT_ERROR, error: -22"
+#: Software iWARP refuses a server that speaks first and too soon, as those of ucmatose and rstream
+#: may: then both are run again.
+_TOO_SOON = r"RDMA_CM_EVENT_CONNECT_ERROR, error: -22\|rconnect: Invalid argument"
 _ATTEMPTS = 20
 
 
