@@ -27,6 +27,7 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.errors import ConnectTimeoutError, busy_error, cm_error, os_error
 from aiordma.logs import log_of
+from aiordma.loop.lasting import result_of
 from aiordma.loop.limit import Limit
 from aiordma.loop.workers import reaper
 from aiordma.verbs.ah import AHAttributes
@@ -129,7 +130,10 @@ class Memberships:
         self._leaves = [done for done in self._leaves if not done.done()]
         if not self._leaves:
             return
-        _, late = await asyncio.wait(map(_awaitable, self._leaves), timeout=timeout)
+        leaves = [asyncio.wrap_future(done) for done in self._leaves]
+        for each in leaves:
+            each.add_done_callback(lambda done: done.cancelled() or done.exception())
+        _, late = await asyncio.wait(leaves, timeout=timeout)
         if late:
             msg = f"an earlier group was not left within {timeout} s"
             raise ConnectTimeoutError(errno.ETIMEDOUT, msg)
@@ -146,7 +150,7 @@ class Memberships:
         del self._joined[host]
         _detach(member)
         with Limit(timeout, f"leaving the group {host}", "it goes on in its thread"):
-            await asyncio.shield(_awaitable(self._leave(cm_id, member)))
+            await result_of(asyncio.wrap_future(self._leave(cm_id, member)))
 
     def _leave(self, cm_id: Resource, member: _Membership) -> Future[None]:
         """Leave in a thread; the C id outlives the call."""
@@ -178,13 +182,6 @@ class Memberships:
                 _leave_now(handle, member)
             except OSError as exc:
                 _log.debug("leaving a group: %s", exc)
-
-
-def _awaitable(done: Future[None]) -> asyncio.Future[None]:
-    """A future of the running loop for a call in a thread, whose error perhaps nobody sees."""
-    future = asyncio.wrap_future(done)
-    future.add_done_callback(lambda each: each.cancelled() or each.exception())
-    return future
 
 
 def _join(cm_id: Resource, member: _Membership, *, send_only: bool) -> None:

@@ -20,7 +20,6 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import math
 import re
@@ -34,6 +33,7 @@ import numpy.typing
 from aiordma._core import Message
 from aiordma.endpoint.connection import Connection
 from aiordma.errors import MessageTooLargeError, RdmaError
+from aiordma.loop.lasting import result_of
 
 __all__ = ["ArrayError", "recv_array", "send_array"]
 
@@ -134,8 +134,8 @@ async def send_array(connection: Connection, array: Array) -> None:
         task = ends.task = asyncio.get_running_loop().create_task(
             _send_both(connection, header, data)
         )
-        task.add_done_callback(functools.partial(_sent, ends))
-        await asyncio.shield(task)
+        task.add_done_callback(lambda _: _sent(ends))
+        await result_of(task)
 
 
 async def _send_both(connection: Connection, header: bytes, data: Array) -> None:
@@ -143,10 +143,8 @@ async def _send_both(connection: Connection, header: bytes, data: Array) -> None
     await connection.send(data)
 
 
-def _sent(ends: _Ends, task: asyncio.Task[None]) -> None:
+def _sent(ends: _Ends) -> None:
     ends.task = None
-    if not task.cancelled():
-        task.exception()  # if the call was canceled, nobody else asks for it
 
 
 async def recv_array(connection: Connection, out: Array | None = None) -> Array:

@@ -1,4 +1,4 @@
-"""A wait that outlasts the cancellation of its task.
+"""Waits for what goes on when the waiting task is canceled, and waits that outlast that, too.
 
 A task that is canceled may have to wait for something before it may end: for memory that an adapter
 still writes to, or for tasks of its own that it has canceled.  To catch the CancelledError and wait
@@ -11,11 +11,37 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from aiordma.loop.timers import now
 
-__all__ = ["until_done"]
+__all__ = ["result_of", "until_done"]
+
+T = TypeVar("T")
+
+
+async def result_of(future: asyncio.Future[T]) -> T:
+    """Wait for a future or task, and return its result.
+
+    Cancellation: ends the wait.  The future goes on, as with `asyncio.shield`; but nobody is told
+    of its failure then, which asyncio would log, from Python 3.14 on in any case.
+    """
+    try:
+        await asyncio.wait((future,))
+        return future.result()
+    except BaseException:
+        if future.done():
+            _look_at(future)
+        else:
+            future.add_done_callback(_look_at)
+        raise
+    finally:
+        del future  # its exception has this frame: a cycle
+
+
+def _look_at(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
 
 
 async def until_done(futures: Iterable[asyncio.Future[Any]], timeout: float | None = None) -> None:

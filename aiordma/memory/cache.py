@@ -27,6 +27,7 @@ from typing import Any, Self
 from aiordma._ffi import ffi
 from aiordma.errors import ResourceClosedError, busy_error
 from aiordma.loop import background, fork
+from aiordma.loop.lasting import result_of
 from aiordma.loop.uncopied import Uncopied
 from aiordma.tensors import buffer_of
 from aiordma.verbs.enums import Access
@@ -190,7 +191,7 @@ class RegistrationCache(Uncopied):
         if entry.region is None:
             assert entry.registering is not None
             try:
-                return await asyncio.shield(entry.registering)
+                return await result_of(entry.registering)
             except BaseException:
                 self._return(entry)
                 raise

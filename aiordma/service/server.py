@@ -30,7 +30,7 @@ from aiordma.errors import ConnectionEndedError, RdmaError, ResourceClosedError
 from aiordma.link.limits import ListenerLimits
 from aiordma.link.log_share import LogShare
 from aiordma.logs import FOR_ALL, log_of
-from aiordma.loop.lasting import until_done
+from aiordma.loop.lasting import result_of, until_done
 from aiordma.loop.running import check_loop, check_thread, is_canceled
 from aiordma.loop.signals import heeding
 from aiordma.loop.uncopied import Uncopied
@@ -367,7 +367,7 @@ class Server(Uncopied):
         check_loop(self._loop, "server")
         stopping = self._begin_stop()
         try:
-            await asyncio.shield(stopping)
+            await result_of(stopping)
         except asyncio.CancelledError:
             self._cancel_handlers()
             if self._mark not in _handled_by.get():  # else the end would wait for this call

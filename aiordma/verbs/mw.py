@@ -27,6 +27,7 @@ from aiordma._ffi import lib
 from aiordma._ffi.check import check_errno, check_pointer
 from aiordma.errors import NotSupportedError, busy_error
 from aiordma.loop import background
+from aiordma.loop.lasting import result_of
 from aiordma.verbs.enums import Access, DeviceCapFlags, MWType
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
@@ -301,8 +302,7 @@ class MemoryWindow(Resource):
         if task is None:  # the loop is ending, and takes no task any more
             await change()
             return
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.shield(task)
+        await result_of(task)
 
     def _let_all_go(self, keep: list[Resource] | None = None) -> None:
         released, self._held = self._held, keep or []

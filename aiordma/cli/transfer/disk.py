@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 from aiordma.cli.transfer.failure import TransferError
 from aiordma.cli.transfer.folder import Incoming, Source
 from aiordma.cli.transfer.frames import MOST_DATA, Reason
-from aiordma.loop.lasting import until_done
+from aiordma.loop.lasting import result_of, until_done
 
 __all__ = ["PART", "ReadAhead", "WriteBehind", "in_thread"]
 
@@ -39,7 +39,7 @@ class _Call(Generic[T]):
     async def result(self) -> T:
         """Wait for the end of the call, and return its result; cancellation as `in_thread`."""
         try:
-            return await asyncio.shield(self._future)
+            return await result_of(self._future)
         except asyncio.CancelledError:
             await self.end()
             raise

@@ -34,7 +34,7 @@ from aiordma.errors import (
 )
 from aiordma.link.buffers import settled, sum_of
 from aiordma.loop import background
-from aiordma.loop.lasting import until_done
+from aiordma.loop.lasting import result_of, until_done
 from aiordma.loop.timers import Timer, call_later, now
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.governor import AHEAD, HELD, Lease
@@ -576,7 +576,7 @@ class Fetcher:
             return await step
         task = self._link.loop.create_task(step)
         try:
-            return await asyncio.shield(task)
+            return await result_of(task)
         except asyncio.CancelledError:
             with contextlib.suppress(asyncio.CancelledError):  # the first is raised below
                 await until_done((task,))
