@@ -647,7 +647,8 @@ class _Core:
         self.refuse()
         try:
             with Limit(timeout):
-                while any(member.users for member in self._members if member.live):
+                # Also those of servers that are stopping, which still answer.
+                while any(m.users for m in self._members if not m.connection.is_closing()):
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:

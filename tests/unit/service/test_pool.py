@@ -379,6 +379,27 @@ async def test_a_server_that_is_stopping_is_left_in_good_order(new_server: Serve
     await nothing_left(server)
 
 
+async def test_close_waits_for_answers_of_a_server_that_is_stopping(new_server: Serve) -> None:
+    server = new_server()
+    pool = new_pool(max_size=1)
+    await pool.open()
+    server.answering.clear()
+    early = asyncio.create_task(pool.request(b"early"))
+    await until(lambda: server.made and server.made[0].requests)
+    server.stopping.add(("server", 7))
+    late = asyncio.create_task(pool.request(b"late"))
+    await settle()
+    closing = asyncio.create_task(pool.close())
+    with pytest.raises(ResourceClosedError, match="the pool is closed"):
+        await late
+    await settle()
+    assert not server.made[0].is_closing()
+    server.answering.set()
+    assert await early == b"early"
+    await closing
+    await nothing_left(server)
+
+
 @pytest.mark.parametrize("how", ["request", "beside another", "lent"])
 async def test_a_connection_of_a_server_that_is_stopping_gets_no_user(
     new_server: Serve, how: str
