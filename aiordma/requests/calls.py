@@ -88,7 +88,7 @@ class Calls:
 
     __slots__ = (
         "_alarm", "_carrier", "_failure", "_limit_s", "_line", "_loop", "_outbox", "_places",
-        "_room", "_sender", "_table", "_timer", "_told", "_waits",
+        "_refusal", "_room", "_sender", "_table", "_timer", "_told", "_waits",
     )  # fmt: skip
 
     def __init__(
@@ -111,6 +111,7 @@ class Calls:
         self._waits: dict[asyncio.Task[Any], float] = {}  # the deadlines of tasks in `_until`
         self._line: WaitLine[None] = WaitLine()
         self._failure: Callable[[], BaseException] | None = None
+        self._refusal: Callable[[], BaseException] | None = None  # of all that had no answer
 
     def serve(self, served: RequestTable) -> None:
         """Have C pass the requests of the peer to a table."""
@@ -224,6 +225,8 @@ class Calls:
                 return here
             self._abandon(call, begun)
             if isinstance(exc, ConnectionLostError):
+                if self._refusal is not None:  # the send of a body only hears of the disconnection
+                    raise self._refusal() from None
                 exc.request_sent = whole
             raise
         finally:
@@ -446,6 +449,8 @@ class Calls:
             unanswered: Makes that of those under way, and in line.
         """
         self._failure = failure
+        if isinstance(unanswered(), RequestRefusedError):
+            self._refusal = unanswered
         self._stop_timer()
         if self._alarm is not None:
             self._alarm.cancel()

@@ -117,6 +117,22 @@ async def test_a_client_that_has_just_connected_may_ask_elsewhere(
     assert seen.total() == 40, seen
 
 
+async def test_a_large_request_that_is_not_read_may_go_elsewhere(address: str) -> None:
+    """The server ends in good order as soon as it hears of one."""
+    body = bytes(32 << 20)
+
+    async def serve(connection: aiordma.Connection) -> None:
+        connection.requests()
+        await until(lambda: connection.stats.messages_received > 0, LIMIT_S)
+
+    async with aiordma.serve(serve, address, 0) as server, asyncio.timeout(LIMIT_S):
+        for _ in range(3):
+            async with aiordma.connect(address, server.port) as client:
+                with pytest.raises(aiordma.RequestRefusedError) as refused:
+                    await client.request(body)
+                assert refused.value.try_again
+
+
 async def test_clients_that_do_not_confirm_delay_no_end(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from aiordma import (
     ResourceClosedError,
 )
 from aiordma._core import Message
-from aiordma.endpoint.outcome import ended_error
+from aiordma.endpoint.outcome import ended_error, left_error
 from aiordma.loop.timers import Timer, call_later
 from aiordma.requests import calls as calls_module
 from aiordma.requests.wire import (
@@ -523,6 +523,41 @@ async def test_after_a_close_in_good_order_a_request_was_not_served(answered: in
     with pytest.raises(ConnectionLostError):
         await client.request(b"?")
     await part(client, server)
+
+
+class WithoutBodies(End):
+    """A connection whose peer reads no large message, and leaves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = asyncio.Event()
+
+    async def _send(self, data: Any, imm: int | None) -> None:
+        if len(data) > ROOM:
+            await self.left.wait()
+            raise left_error()
+        await super()._send(data, imm)
+
+
+@pytest.mark.parametrize("answered", [0, 1])
+async def test_the_send_of_a_body_ends_as_the_request(answered: int) -> None:
+    """It hears of the disconnection only, which follows the peer's last word."""
+    client = WithoutBodies()
+    asking = asyncio.create_task(client.request(LARGE))
+    await settle()
+    client.end(ended_error(answered))
+    await settle()
+    client.left.set()
+    if answered:
+        with pytest.raises(RequestRefusedError) as refused:
+            await asking
+        assert refused.value.try_again
+        assert refused.value._stopping
+    else:
+        with pytest.raises(ConnectionLostError) as lost:
+            await asking
+        assert lost.value.request_sent
+    await part(client)
 
 
 async def test_whether_all_that_was_served_is_answered() -> None:
