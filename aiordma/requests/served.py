@@ -51,6 +51,7 @@ from aiordma.requests.wire import (
     HEADER_SIZE,
     INITIAL_BYTES,
     INITIAL_REQUESTS,
+    STOPPED,
     STOPPING,
     STOPPING_NAME,
     Carrier,
@@ -559,12 +560,14 @@ class Served(RequestTable):
         try:
             if code := await sending:
                 self.carrier._frame_failed(code)
-        except BaseException:
-            text = "the peer gave up its answer"
+        except BaseException as exc:
+            name, text = "", "the peer gave up its answer"
+            if self._ended is not None and isinstance(exc, asyncio.CancelledError):
+                name, text = type(exc).__name__, STOPPED
             self._given_up += 1
             self._let_c_admit()
             self._outbox.post(
-                error_frame(number, ErrorCode.RAISED, "", text, GIVEN_UP), self._told_given_up
+                error_frame(number, ErrorCode.RAISED, name, text, GIVEN_UP), self._told_given_up
             )
             raise
         finally:

@@ -28,6 +28,7 @@ from aiordma.requests import calls as calls_module
 from aiordma.requests.wire import (
     ANSWER_BODY,
     HEADER_SIZE,
+    STOPPED,
     ErrorCode,
     Kind,
     frame,
@@ -613,6 +614,28 @@ async def test_what_comes_to_a_server_that_is_stopping_is_refused() -> None:
     assert not asking[0].done()
     await (await anext(requests)).reply(b"!")
     assert await asking[0] == b"!"
+    await part(client, server)
+
+
+@pytest.mark.parametrize("stopping", [False, True])
+async def test_an_answer_that_is_given_up_says_whether_the_server_stops(stopping: bool) -> None:
+    """A pool sends a request again whose handler was canceled for that reason."""
+    client, server = await joined()
+    requests = server.requests()
+    asking = asyncio.create_task(client.request(b"?"))
+    request = await anext(requests)
+    server.credits = 0
+    replying = asyncio.create_task(request.reply(b"!"))
+    await settle()
+    if stopping:
+        server.exchange.served.stop()
+    replying.cancel()
+    await asyncio.wait([replying])
+    server.give(1)
+    with pytest.raises(RequestError) as given_up:
+        await asking
+    assert (given_up.value.remote_text == STOPPED) == stopping
+    assert given_up.value.remote_type == ("CancelledError" if stopping else "")
     await part(client, server)
 
 
