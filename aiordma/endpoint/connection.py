@@ -524,6 +524,12 @@ class Connection(Uncopied):
     def _carries_requests(self) -> bool:
         return self._receiver.exchange is not None
 
+    @property
+    def _owes_no_answer(self) -> bool:
+        """Whether it carries requests, and each that the program has got has its answer."""
+        exchange = self._receiver.exchange
+        return exchange is not None and exchange.served.all_answered
+
     def _require_size(self, size: int) -> None:
         if size > self._state.eager_size:
             self._large.exposer.check_size(size)
@@ -904,8 +910,7 @@ class Connection(Uncopied):
         outcome = self._outcome
         if not outcome.decided:
             outcome.closing = True
-            exchange = self._receiver.exchange
-            self._goodbye.answered = exchange is None or exchange.served.all_answered
+            self._goodbye.answered = not self._carries_requests or self._owes_no_answer
             self._state.advance("SHUT")
             self._refuse_sends(outcome.failure)
             self._receiver.drop_all()

@@ -4,6 +4,9 @@ Theory of operation
     A task accepts, and begins a task for each connection, which closes the connection when the
     handler has returned, and aborts it after an exception, which is logged.
 
+    A handler of requests that is canceled has answered or refused those that it had.  So its
+    connection is closed, too, which tells its client that all others may be sent elsewhere.
+
     The end has three steps.  The listener closes.  Each connection receives no more than the
     messages that have arrived, which ends handlers that wait for another message; a handler that
     works can still answer.  After `grace_s` the tasks that are left are canceled.
@@ -163,7 +166,7 @@ class Server(Uncopied):
         self._mark = object()  # in `_handled_by`, which keeps no server alive
         self._loop = asyncio.get_running_loop()
         self._connections: dict[asyncio.Task[None], Connection] = {}
-        self._working = 0  # handlers that have not returned; the other connections only close
+        self._closing: set[asyncio.Task[None] | None] = set()  # of these: the handler has returned
         self._begins = True  # whether handlers begin with connections
         self._stopping: asyncio.Task[None] | None = None
         self._tracebacks = LogShare("errors of handlers")
@@ -214,20 +217,29 @@ class Server(Uncopied):
             return
         task = self._loop.create_task(self._serve(connection))
         self._connections[task] = connection
-        task.add_done_callback(self._connections.pop)
+        task.add_done_callback(self._over)
         if self._stopping is not None:
             connection._stop_receiving()
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        connection = self._connections.pop(task)
+        if task not in self._closing:  # it was canceled before its first step
+            connection._begin_close()
+        self._closing.discard(task)
 
     async def _serve(self, connection: Connection) -> None:
         _handled_by.set(_handled_by.get() | {self._mark})
         try:
             async with connection:
                 try:
-                    self._working += 1
                     try:
                         result = await started(self._handler, connection)
                     finally:
-                        self._working -= 1
+                        self._closing.add(asyncio.current_task())
+                except asyncio.CancelledError:
+                    if is_canceled() and connection._owes_no_answer:
+                        await connection.close()
+                    raise
                 except KeyboardInterrupt:
                     # It may be lost, because the signals before it can now cancel this task.
                     name = name_of(self._handler)
@@ -392,7 +404,7 @@ class Server(Uncopied):
         over = self._loop.time() + self.grace_s
         await self._until_idle(min(self.grace_s, _QUIET_S))
         left_s = over - self._loop.time()
-        if (count := self._working) and left_s > 0:
+        if (count := len(self._connections) - len(self._closing)) and left_s > 0:
             text = "the server stops, and waits up to %.3g s for the handlers of %d connection%s"
             if self._signaled:
                 text += "; a second Ctrl-C cancels them at once"
@@ -409,7 +421,8 @@ class Server(Uncopied):
         """Cancel those that run, and have none begin."""
         self._begins = False
         for task in self._connections:
-            task.cancel()
+            if task not in self._closing:
+                task.cancel()
 
     async def _until_idle(self, seconds: float) -> None:
         """Wait until no handler runs, and none will begin; `seconds` at most."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 from collections import Counter
-from contextlib import AsyncExitStack
 from typing import Literal
 
 import pytest
@@ -58,7 +59,7 @@ async def test_a_restart_in_good_order_loses_no_request(
             with await pool.request(question, timeout=LIMIT_S) as answer:
                 assert bytes(answer) == question
 
-    async with AsyncExitStack() as stack:
+    async with contextlib.AsyncExitStack() as stack:
         running = [
             await stack.enter_async_context(aiordma.serve_requests(serve, address, 0, grace_s=5))
             for _ in range(number)
@@ -131,6 +132,53 @@ async def test_a_large_request_that_is_not_read_may_go_elsewhere(address: str) -
                 with pytest.raises(aiordma.RequestRefusedError) as refused:
                     await client.request(body)
                 assert refused.value.try_again
+
+
+async def test_without_time_to_finish_no_request_is_in_doubt(address: str) -> None:
+    """A handler that is canceled says so, and what no handler has begun may go elsewhere."""
+    served: Counter[int] = Counter()
+    numbers = itertools.count()
+    ends: list[tuple[int, OSError | aiordma.RequestError]] = []
+
+    async def serve(request: aiordma.Request) -> bytes:
+        served[int.from_bytes(request.body, "big")] += 1
+        await asyncio.sleep(0)
+        return b""
+
+    async def ask(client: aiordma.Connection) -> None:
+        for number in numbers:
+            try:
+                with await client.request(number.to_bytes(8, "big")):
+                    pass
+            except (OSError, aiordma.RequestError) as exc:
+                ends.append((number, exc))
+                return
+
+    for turn in range(3):
+        async with (
+            asyncio.timeout(LIMIT_S),
+            aiordma.serve_requests(serve, address, 0, grace_s=0) as server,
+            contextlib.AsyncExitStack() as stack,
+            asyncio.TaskGroup() as group,
+        ):
+            for _ in range(4):
+                client = await stack.enter_async_context(aiordma.connect(address, server.port))
+                for _ in range(4):
+                    group.create_task(ask(client))
+            while served.total() < 50 * (turn + 1):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            await server.stop()
+    assert len(ends) == 3 * 16
+    for number, end in ends:
+        if isinstance(end, aiordma.RequestRefusedError):
+            assert end.try_again
+        elif isinstance(end, aiordma.RequestError):
+            assert end.remote_type == "CancelledError"
+            assert served.pop(number)
+        else:
+            assert isinstance(end, aiordma.ConnectionLostError)
+            assert not end.request_sent
+        assert not served[number]
 
 
 async def test_clients_that_do_not_confirm_delay_no_end(

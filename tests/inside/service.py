@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from aiordma import Pool
+from aiordma import Pool, Server
 from aiordma.endpoint.outcome import Outcome
 from aiordma.requests.wire import stopping_error
 from aiordma.service import pool as pool_module
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Outcome",
+    "cancel_handlers",
     "name_within",
     "pools_connect_by",
     "prove_after",
@@ -45,6 +46,11 @@ def name_within(patch: pytest.MonkeyPatch, seconds: float) -> None:
 def tell_of_handlers_after(patch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have a server that stops tell of the handlers that run on so many seconds later."""
     patch.setattr(server_module, "_QUIET_S", seconds)
+
+
+def cancel_handlers(server: Server) -> None:
+    """As at a second signal."""
+    server._cancel_handlers()
 
 
 def users_of(pool: Pool) -> int:

@@ -14,7 +14,7 @@ import pytest
 
 from aiordma import Server
 from tests.inside.loop import be_patient_with_loops
-from tests.inside.service import tell_of_handlers_after
+from tests.inside.service import cancel_handlers, tell_of_handlers_after
 
 from ..conftest import cancel_at_every_turn, settle
 
@@ -29,9 +29,14 @@ class FakeConnection:
     def __init__(self) -> None:
         self.over = asyncio.Event()
         self.answered = asyncio.Event()
+        self.closing = False
+        self._owes_no_answer = False
 
     def _stop_receiving(self) -> None:
         self.over.set()
+
+    def _begin_close(self) -> None:
+        self.closing = True
 
     async def __aenter__(self) -> FakeConnection:
         return self
@@ -126,6 +131,43 @@ async def test_a_canceled_stop_waits_for_the_end_of_handlers(again: bool) -> Non
         await stopping
     assert ended == len(connections)
     assert not server.connections
+
+
+async def test_a_connection_whose_handler_never_begins_is_closed() -> None:
+    """As they are canceled in the moment in which it comes, or before."""
+
+    async def handler(_: Any) -> None:
+        raise AssertionError
+
+    listener: Any = FakeListener([])
+    server = Server(listener, handler, grace_s=60)
+    connections = [FakeConnection() for _ in range(2)]
+    listener._left_over(connections[0])
+    cancel_handlers(server)
+    listener._left_over(connections[1])
+    await settle()
+    assert [each.closing for each in connections] == [True, True]
+    assert not server.connections
+    await server.stop()
+
+
+async def test_a_close_goes_on_when_handlers_are_canceled() -> None:
+    """Or its client would not hear what has become of its requests."""
+    connection = FakeConnection()
+
+    async def handler(_: Any) -> None:
+        pass
+
+    listener: Any = FakeListener([connection])
+    server = Server(listener, handler, grace_s=60)
+    await settle()
+    stopping = asyncio.create_task(server.stop())
+    await settle()
+    cancel_handlers(server)
+    await settle()
+    assert not stopping.done()
+    connection.answered.set()
+    await stopping
 
 
 async def test_a_handler_may_stop_its_server() -> None:
