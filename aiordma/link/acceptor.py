@@ -29,7 +29,7 @@ from typing import Any, Protocol, TypeVar
 
 from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
-from aiordma.cm.connection_id import ConnectionId
+from aiordma.cm.connection_id import ConnectionId, Stage
 from aiordma.cm.enums import EventType
 from aiordma.cm.event_channel import EventChannel
 from aiordma.errors import ResourceClosedError
@@ -50,6 +50,8 @@ __all__ = ["Acceptor", "Request"]
 
 _log = log_of("listener")
 _CONNECT_REQUEST = EventType.CONNECT_REQUEST
+#: The client was told of its connection.
+_TOLD = (Stage.ACCEPTED, Stage.CONNECTED)
 # The kernel's backlog is for the moment until a request is fetched; if it were the limit, a refusal
 # for lack of room would come without a reason.  This is what the kernel allows by default
 # (net.rdma_ucm.max_backlog).
@@ -427,7 +429,7 @@ class Acceptor:
         """
         self.places.close()
         for task, request in list(self.handshakes.items()):
-            if request.place is None or not request.place.has_to_act:
+            if request.cm_id.stage not in _TOLD:
                 task.cancel()
         if self.handshakes:
             self.loop.call_later(PRESSED_HANDSHAKE_S, self.places.drop_acting)

@@ -65,11 +65,6 @@ class Place:
             if self._places.waiting:
                 self._places._press()
 
-    @property
-    def has_to_act(self) -> bool:
-        """Whether the handshake waits for the client."""
-        return self._drop is not None
-
     def acted(self) -> None:
         """Note that the client has acted: it is not dropped any more."""
         self._drop = None

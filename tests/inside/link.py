@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from aiordma import Connection, Listener, RdmaServer
 from aiordma._core import Poller, Spin
+from aiordma.cm.step import Stage
 from aiordma.endpoint.link import Link
 from aiordma.link import acceptor, completions, limits, log_share
 from aiordma.link.acceptor import Acceptor
@@ -46,6 +47,29 @@ def acceptor_without_listener(catch_up: Callable[[], None]) -> Acceptor:
     bare.closed = False
     made: Acceptor = bare
     return made
+
+
+class _Handshake:
+    """The task of a handshake, and its request."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.cm_id, self.place = self, None
+        self.canceled = False
+
+    def cancel(self) -> None:
+        self.canceled = True
+
+
+def ended_by_close(stages: Iterable[Stage]) -> list[Stage]:
+    """The stages in which handshakes end when their listener is closed."""
+    bare: Any = acceptor_without_listener(lambda: None)
+    bare.places = SimpleNamespace(close=lambda: None, drop_acting=lambda: None)
+    bare.loop = SimpleNamespace(call_later=lambda *_: None)
+    found = [_Handshake(stage) for stage in stages]
+    bare.handshakes = {each: each for each in found}
+    bare._stop_most_handshakes()
+    return [each.stage for each in found if each.canceled]
 
 
 def forget_violations() -> None:

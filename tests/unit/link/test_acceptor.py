@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.inside.link import acceptor_without_listener
+from aiordma.cm.connection_id import Stage
+from tests.inside.link import acceptor_without_listener, ended_by_close
 
 
 @pytest.mark.parametrize("closed", [False, True])
@@ -20,3 +21,9 @@ def test_a_handshake_that_has_ended_is_not_dropped_again(closed: bool) -> None:
     assert acceptor.drop(side, lambda: calls.append("end"), lambda: False)
     assert calls == ([] if closed else ["sweep", "end"])
     assert acceptor.dropped == (not closed)
+
+
+def test_a_client_that_was_told_of_its_connection_gets_it() -> None:
+    """Also one that has acted: its handshake may be about to end."""
+    stages = [Stage.REQUESTED, Stage.ACCEPTED, Stage.CONNECTED, Stage.DISCONNECTED]
+    assert ended_by_close(stages) == [Stage.REQUESTED, Stage.DISCONNECTED]
