@@ -36,7 +36,7 @@ from aiordma.endpoint.config import (
     ConnectionConfig,
 )
 from aiordma.endpoint.link import Link
-from aiordma.endpoint.outcome import unserved_error
+from aiordma.endpoint.outcome import closed_error, unserved_error
 from aiordma.endpoint.window import Window
 from aiordma.errors import MessageTooLargeError
 from aiordma.loop.wait_line import WaitLine
@@ -390,6 +390,9 @@ class Receiver:
             msg = "a task waits in recv(): a connection carries messages or requests, not both"
             raise RuntimeError(msg)
         exchange = self.exchange = make()
+        if self._ended is closed_error:  # the program is to receive nothing more
+            self._ended = None
+            exchange.served.stop()
         self._state.delegate(True)
         self._read_soon(exchange)
         return exchange

@@ -155,9 +155,8 @@ class Exchange:
         """Note that no frame follows, and why."""
         self._over = True
         make: Callable[[], BaseException] = again(exc)
-        over = self._carrier.is_closing() or not isinstance(exc, ResourceClosedError)
         in_order = isinstance(exc, (ConnectionEndedError, ResourceClosedError))
-        self.served.end((lambda: None) if in_order else make, over=over)
+        self.served.end((lambda: None) if in_order else make)
         unanswered = make
         if isinstance(exc, ConnectionEndedError):
             unanswered = make = again(ConnectionLostError(errno.ECONNRESET, _CLOSED))

@@ -639,25 +639,23 @@ class Served(RequestTable):
                 self.refuse(request._number)
         await self._outbox.sent(limit_s)
 
-    def end(self, failure: Callable[[], BaseException | None], *, over: bool) -> None:
-        """Note that no request arrives any more.
+    def end(self, failure: Callable[[], BaseException | None]) -> None:
+        """Note that no request arrives any more, and that no answer can be sent.
 
         Args:
             failure: Makes the exception of `take` when no request is left; it returns None if the
                 connection was closed in good order.
-            over: Whether no answer can be sent any more, either.
         """
         self._ended = failure
         self._let_c_admit()
-        if over:
-            for request in list(self.queue):
-                self._drop(request)
-            entries = list(self.numbers.values())
-            self.numbers.clear()
-            for entry in entries:
-                request_or_none = entry() if isinstance(entry, weakref.ref) else entry
-                if isinstance(request_or_none, Request) and not request_or_none._answered:
-                    request_or_none._cancel()
+        for request in list(self.queue):
+            self._drop(request)
+        entries = list(self.numbers.values())
+        self.numbers.clear()
+        for entry in entries:
+            request_or_none = entry() if isinstance(entry, weakref.ref) else entry
+            if isinstance(request_or_none, Request) and not request_or_none._answered:
+                request_or_none._cancel()
         self._tell_end()
 
 

@@ -118,6 +118,37 @@ async def test_a_client_that_has_just_connected_may_ask_elsewhere(
     assert seen.total() == 40, seen
 
 
+async def test_a_handler_that_takes_requests_only_now_gets_none(address: str) -> None:
+    """They are refused at once, and not when the server ends."""
+    goes_on = asyncio.Event()
+
+    async def work(_: aiordma.Request) -> None:
+        await asyncio.Event().wait()
+
+    async def serve(connection: aiordma.Connection) -> None:
+        await goes_on.wait()
+        await aiordma.handle_requests(connection, work)
+
+    async with (
+        asyncio.timeout(LIMIT_S),
+        aiordma.serve(serve, address, 0, grace_s=2 * LIMIT_S) as server,
+        aiordma.connect(address, server.port) as client,
+    ):
+        early = asyncio.create_task(client.request(b"?"))
+        await asyncio.sleep(0)
+        await client.flush()
+        stopping = asyncio.create_task(server.stop())
+        for _ in range(10):  # turns in which the connection is told
+            await asyncio.sleep(0)
+        goes_on.set()
+        late = asyncio.create_task(client.request(b"?"))
+        for asking in early, late:
+            with pytest.raises(aiordma.RequestRefusedError) as refused:
+                await asking
+            assert refused.value.try_again
+        await stopping
+
+
 async def test_a_large_request_that_is_not_read_may_go_elsewhere(address: str) -> None:
     """The server ends in good order as soon as it hears of one."""
     body = bytes(32 << 20)
