@@ -16,7 +16,15 @@ import sys
 import warnings
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Sequence,
+)
 from types import EllipsisType
 from typing import Any, Self
 
@@ -293,7 +301,7 @@ class Listener(Uncopied):
         return len(self._pending) + len(self._ready)
 
     @property
-    def _unfinished(self) -> Iterable[asyncio.Task[None]]:
+    def _unfinished(self) -> Collection[asyncio.Task[None]]:
         """Handshakes that are under way, some of them even after `close`."""
         return self._acceptor.handshakes
 

@@ -373,8 +373,8 @@ class Server(Uncopied):
             DeviceRemovedError: The RDMA devices of all addresses were removed.
             RuntimeError: This is not the server's event loop.
 
-        Cancellation: cancels the handlers, and waits for their end, unless a handler has called
-        this.
+        Cancellation: cancels the handlers, and waits for their end, unless a handler or `authorize`
+        has called this.
         """
         check_loop(self._loop, "server")
         stopping = self._begin_stop()
@@ -382,8 +382,9 @@ class Server(Uncopied):
             await result_of(stopping)
         except asyncio.CancelledError:
             self._cancel_handlers()
-            if self._mark not in _handled_by.get():  # else the end would wait for this call
-                await until_done([stopping])
+            is_authorize = asyncio.current_task() in self.listener._unfinished
+            if not is_authorize and self._mark not in _handled_by.get():
+                await until_done([stopping])  # else it would wait for this call
             raise
 
     def _begin_stop(self) -> asyncio.Task[None]:

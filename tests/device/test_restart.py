@@ -149,6 +149,21 @@ async def test_a_handler_that_takes_requests_only_now_gets_none(address: str) ->
         await stopping
 
 
+async def test_authorize_may_stop_its_server(address: str) -> None:
+    """The end does not wait for a call that waits for it."""
+
+    async def authorize(_: aiordma.ConnectRequest) -> bool:
+        await server.stop()
+        return True
+
+    async with (
+        asyncio.timeout(LIMIT_S),
+        aiordma.serve_requests(echo, address, 0, authorize=authorize) as server,
+    ):
+        with pytest.raises(ConnectionRefusedError):
+            await aiordma.connect(address, server.port, timeout=LIMIT_S)
+
+
 async def test_a_large_request_that_is_not_read_may_go_elsewhere(address: str) -> None:
     """The server ends in good order as soon as it hears of one."""
     body = bytes(32 << 20)
