@@ -225,9 +225,7 @@ class Calls:
                 return here
             self._abandon(call, begun)
             if isinstance(exc, ConnectionLostError):
-                if self._refusal is not None:  # the send of a body only hears of the disconnection
-                    raise self._refusal() from None
-                exc.request_sent = whole
+                await self._note_lost(exc, whole)
             raise
         finally:
             if place is not None:
@@ -235,6 +233,20 @@ class Calls:
                 if self._places.get(call.number) is place:
                     del self._places[call.number]
             del call  # the traceback of its exception refers to this frame: a cycle
+
+    async def _note_lost(self, exc: ConnectionLostError, sent: bool) -> None:
+        """Note what has become of a request whose send has failed.
+
+        The send of a body only hears of the disconnection.
+
+        Raises:
+            RequestRefusedError: The peer has said that it serves none that has no answer.
+        """
+        if self._failure is None:
+            await asyncio.sleep(0)  # its last frames are about to be read
+        if self._refusal is not None:
+            raise self._refusal() from None
+        exc.request_sent = sent
 
     # Deadlines
 

@@ -540,12 +540,15 @@ class WithoutBodies(End):
         await super()._send(data, imm)
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("answered", [0, 1])
-async def test_the_send_of_a_body_ends_as_the_request(answered: int) -> None:
-    """It hears of the disconnection only, which follows the peer's last word."""
+async def test_the_send_of_a_body_ends_as_the_request(answered: int, at_once: bool) -> None:
+    """It hears of the disconnection only, perhaps before the peer's last word is read."""
     client = WithoutBodies()
     asking = asyncio.create_task(client.request(LARGE))
     await settle()
+    if at_once:
+        client.left.set()
     client.end(ended_error(answered))
     await settle()
     client.left.set()
