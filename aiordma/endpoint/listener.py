@@ -226,8 +226,9 @@ class Listener(Uncopied):
         self._clients: weakref.WeakKeyDictionary[Connection, None] = weakref.WeakKeyDictionary()
         self._manual = False  # whether the program answers the requests itself
         self._device_removed = False
-        # What becomes of connections that `accept()` has not returned when the listener is closed.
-        self._left_over: Callable[[Connection], object] = Connection._begin_close
+        # A server's, for connections that `accept()` has not returned when the listener is closed.
+        self._left_over: Callable[[Connection], object] | None = None
+        self._leaving: list[Connection] = []  # those that it closes itself
         self._loop = asyncio.get_running_loop()
         self._acceptor = Acceptor(self, addresses, backlog, limits, plan_of(config).pinned)
         fork.guard_public(self)
@@ -386,7 +387,7 @@ class Listener(Uncopied):
             connection.abort()
             return
         if self._acceptor.closed:
-            self._left_over(connection)
+            self._leave_over(connection)
             return
         self._ready.append(connection)
         self._waiters.grant(None)
@@ -486,19 +487,29 @@ class Listener(Uncopied):
         while self._pending:
             self._pending.popleft()._refuse(RefusalReason.BUSY, "the listener was closed")
         while self._ready:
-            self._left_over(self._ready.popleft())
+            self._leave_over(self._ready.popleft())
         self._waiters.grant_all(None)
 
+    def _leave_over(self, connection: Connection) -> None:
+        if self._left_over is not None:
+            self._left_over(connection)
+        else:
+            connection._begin_close()
+            self._leaving.append(connection)
+
     async def wait_closed(self) -> None:
-        """Wait until the port is free again.  Cancellation: ends the wait.
+        """Wait until the port is free again, and what `close` has closed is.
+
+        Cancellation: ends the wait.
 
         If the kernel refuses to free the port, as it does when the process has changed its user
         since, this is logged, and the port is freed when the process ends.
         """
         await self._acceptor.wait_closed()
-        self._left_over = (
-            Connection._begin_close
-        )  # a server's refers to its listener, which is a cycle
+        self._left_over = None  # it refers to the server, and so to this: a cycle
+        for connection in list(self._leaving):
+            await connection.wait_closed()
+        self._leaving.clear()
 
     async def __aenter__(self) -> Self:
         return self

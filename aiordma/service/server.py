@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import contextvars
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from types import CoroutineType
 from typing import Any, Self, TypeVar
@@ -33,6 +34,7 @@ from aiordma.errors import ConnectionEndedError, RdmaError, ResourceClosedError
 from aiordma.link.limits import ListenerLimits
 from aiordma.link.log_share import LogShare
 from aiordma.logs import FOR_ALL, log_of
+from aiordma.loop import background
 from aiordma.loop.lasting import result_of, until_done
 from aiordma.loop.running import check_loop, check_thread, is_canceled
 from aiordma.loop.signals import heeding
@@ -213,7 +215,7 @@ class Server(Uncopied):
 
     def _begin(self, connection: Connection) -> None:
         if not self._begins:
-            connection._begin_close()
+            self._close_unserved(connection)
             return
         task = self._loop.create_task(self._serve(connection))
         self._connections[task] = connection
@@ -221,10 +223,19 @@ class Server(Uncopied):
         if self._stopping is not None:
             connection._stop_receiving()
 
+    def _close_unserved(self, connection: Connection) -> None:
+        task = background.start(self._loop, connection.close)
+        if task is None:  # the loop is ending
+            connection._begin_close()
+            return
+        self._connections[task] = connection
+        self._closing.add(task)
+        task.add_done_callback(self._over)
+
     def _over(self, task: asyncio.Task[None]) -> None:
         connection = self._connections.pop(task)
         if task not in self._closing:  # it was canceled before its first step
-            connection._begin_close()
+            self._close_unserved(connection)
         self._closing.discard(task)
 
     async def _serve(self, connection: Connection) -> None:
@@ -357,8 +368,7 @@ class Server(Uncopied):
         with self._waits():
             await self._asked.wait()
             await asyncio.wait([self._accepting])
-            while busy := [*self._connections, *self.listener._unfinished]:
-                await asyncio.wait(busy)
+            await self._until_idle()
             await self.listener.wait_closed()
 
     async def stop(self) -> None:
@@ -413,8 +423,7 @@ class Server(Uncopied):
             _log.tell(logging.WARNING, text, left_s, count, plural, extra=FOR_ALL)
         await self._until_idle(left_s)
         self._cancel_handlers()
-        if self._connections:
-            await asyncio.wait(self._connections)
+        await self._until_idle()
         await self.listener.wait_closed()
         self._accepting.result()
 
@@ -425,14 +434,14 @@ class Server(Uncopied):
             if task not in self._closing:
                 task.cancel()
 
-    async def _until_idle(self, seconds: float) -> None:
-        """Wait until no handler runs, and none will begin; `seconds` at most."""
+    async def _until_idle(self, seconds: float = math.inf) -> None:
+        """Wait until all connections are closed, and no other comes; `seconds` at most."""
         over = self._loop.time() + seconds
         while busy := [*self._connections, *self.listener._unfinished]:
             left_s = over - self._loop.time()
             if left_s <= 0:
                 return
-            await asyncio.wait(busy, timeout=left_s)
+            await asyncio.wait(busy, timeout=None if left_s == math.inf else left_s)
 
     async def __aenter__(self) -> Self:
         task = self._inside = asyncio.current_task()

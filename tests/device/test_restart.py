@@ -114,6 +114,14 @@ async def test_a_client_that_has_just_connected_may_ask_elsewhere(
             for _ in range(8):
                 group.create_task(ask(listening.port, connected))
             await connected.wait()
+            if isinstance(listening, aiordma.Server):
+                await listening.stop()
+                left = listening.listener.connections
+            else:
+                listening.close()
+                await listening.wait_closed()
+                left = listening.connections
+            assert not left  # or a program that ends now would not say goodbye
     assert seen["refused"] > 0
     assert seen.total() == 40, seen
 

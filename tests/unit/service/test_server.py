@@ -35,8 +35,9 @@ class FakeConnection:
     def _stop_receiving(self) -> None:
         self.over.set()
 
-    def _begin_close(self) -> None:
+    async def close(self) -> None:
         self.closing = True
+        await self.answered.wait()
 
     async def __aenter__(self) -> FakeConnection:
         return self
@@ -145,10 +146,14 @@ async def test_a_connection_whose_handler_never_begins_is_closed() -> None:
     listener._left_over(connections[0])
     cancel_handlers(server)
     listener._left_over(connections[1])
+    stopping = asyncio.create_task(server.stop())
     await settle()
     assert [each.closing for each in connections] == [True, True]
+    assert not stopping.done()
+    for connection in connections:
+        connection.answered.set()
+    await stopping
     assert not server.connections
-    await server.stop()
 
 
 async def test_a_close_goes_on_when_handlers_are_canceled() -> None:
