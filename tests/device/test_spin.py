@@ -164,7 +164,9 @@ async def test_a_timer_fires_in_the_midst_of_a_spin(address: str) -> None:
 async def test_a_wait_that_is_canceled_at_every_step_loses_nothing(
     address: str, late: bool
 ) -> None:
-    async with paired(address, spinning(500)) as (client, server):
+    # All slots at once: more of them would be taken for what a canceled call has left.
+    config = spinning(500, recv_depth=8, send_depth=8, slot_size=1024)
+    async with paired(address, config) as (client, server):
         sent = 0
         received: list[int] = []
 
