@@ -449,6 +449,7 @@ async def main():
         remote = aiordma.RemoteRegion.from_bytes(bytes(await conn.recv()))
         for number in range(20):
             await conn.write(remote, number.to_bytes(2, "big") * 4, offset=8 * number, imm=number)
+        await conn.flush()  # the notes have arrived, too
         tasks = [asyncio.ensure_future(conn.write(remote, b"y", imm=99)) for _ in range(30)]
         await asyncio.sleep(0)
         os.kill(os.getpid(), signal.SIGKILL)
