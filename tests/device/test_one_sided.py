@@ -360,8 +360,10 @@ async def test_a_lease_is_used_once_and_ends_with_its_connection(pair: Pair) -> 
 async def test_what_has_ended_before_the_connection_has_succeeded(pair: Pair) -> None:
     """Its end was taken, and not told yet, when the connection is given up."""
     client, server = pair
-    async with server.expose(bytearray(64), write=True) as region:
-        source = await client.register(bytearray(b"done" * 16))
+    async with (
+        server.expose(bytearray(64), write=True) as region,
+        await client.register(bytearray(b"done" * 16)) as source,
+    ):
         await client.write(region, source)
         writing = asyncio.create_task(client.write(region, source))
         await asyncio.sleep(0)
