@@ -510,13 +510,15 @@ class RdmaComm(Comm):
     async def _send_pieces(self, pieces: list[memoryview]) -> None:
         """Send pieces, several of them at a time; they arrive in order."""
         loop = asyncio.get_running_loop()
+        # With the one that is awaited: what it raises when this coroutine is closed is nobody's.
         under_way: deque[asyncio.Task[None]] = deque()
         try:
             for n, piece in enumerate(pieces):
                 # A short message may arrive before a large message of another task that waits.
                 most = 0 if len(piece) < SEPARATE_BYTES else _AHEAD - 1
                 while len(under_way) > most:
-                    await under_way.popleft()
+                    await under_way[0]
+                    under_way.popleft()
                     self._written += 1
                 if not most or (n == len(pieces) - 1 and not under_way):
                     await self._connection.send(piece)
@@ -524,7 +526,8 @@ class RdmaComm(Comm):
                 else:
                     under_way.append(loop.create_task(self._connection.send(piece)))
             while under_way:
-                await under_way.popleft()
+                await under_way[0]
+                under_way.popleft()
                 self._written += 1
         except BaseException as exc:
             for task in under_way:

@@ -565,11 +565,16 @@ async def test_the_coroutine_of_a_write_is_closed(address: str) -> None:
     """As a task whose loop has ended does; the coroutine cannot wait then."""
     async with comms(address) as (client, server):
         write = client.write({"x": to_serialize(np.ones(64 << 20, "u1"))})
-        while connection_of(client).stats.messages_sent < 2:
+        while True:
             waits = write.send(None)
-            if waits is not None:  # for its frames, which are made in a thread
-                waits._asyncio_future_blocking = False
-                await asyncio.wait([waits], timeout=1)
+            if waits is None:
+                await asyncio.sleep(0)
+                continue
+            waits._asyncio_future_blocking = False
+            # For its frames, which are made in a thread; then for sends, of which the last waits.
+            wait_s = None if connection_of(client).stats.messages_sent < 2 else 0.2
+            if not (await asyncio.wait([waits], timeout=wait_s))[0]:
+                break
         write.close()
         assert client.closed()
         with pytest.raises(CommClosedError):
