@@ -605,7 +605,11 @@ async def create_server(
 
 
 def _handle(handling: Coroutine[Any, Any, None], writer: RdmaStreamWriter) -> None:
-    """Run the callback as asyncio does from Python 3.12 on: its failure closes the stream."""
+    """Run the callback as asyncio does from Python 3.12 on: its failure closes the stream.
+
+    asyncio itself lets go of the writer of a task that is canceled before it begins, which warns
+    then that the stream is not closed.
+    """
     # The protocol keeps the task, as asyncio's own.
     task = writer._protocol._task = asyncio.get_running_loop().create_task(handling)
     task.add_done_callback(functools.partial(_handled, writer))
@@ -648,14 +652,13 @@ async def start_server(
     """
     loop = asyncio.get_running_loop()
 
-    def connected(reader: Any, writer: Any) -> Any:
+    def connected(reader: Any, writer: Any) -> None:
         # asyncio makes the writer itself; ours has the same attributes and one more method.
         writer.__class__ = RdmaStreamWriter
         fork.guard_public(writer)
         handling = client_connected_cb(reader, writer)
-        if sys.version_info < (3, 12) and asyncio.iscoroutine(handling):
-            return _handle(handling, writer)
-        return handling
+        if asyncio.iscoroutine(handling):
+            _handle(handling, writer)
 
     def factory() -> asyncio.StreamReaderProtocol:
         reader = RdmaStreamReader(limit=limit, loop=loop)
