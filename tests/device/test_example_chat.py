@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 import aiordma
+from aiordma.streams.stream_reader import READER_LIMIT
 from examples import chat
 from tests.device.running import LIMIT_S, Program
 
@@ -83,9 +84,13 @@ async def test_lines_go_to_all_others(port: int, address: str) -> None:
 async def test_a_name_that_is_refused(name: str, words: str, port: int, address: str) -> None:
     async with joined(port, address, "ann") as ann:
         assert await ann.hear() == "* here: ann"
-        async with joined(port, address, name) as other:
-            assert (await other.hear()).startswith(f"! {words}")
-            assert await other.hear() == ""
+        try:
+            async with joined(port, address, name) as other:
+                assert (await other.hear()).startswith(f"! {words}")
+                assert await other.hear() == ""
+        except ConnectionError:
+            # A server that closes before it has taken all breaks the stream, as over TCP.
+            assert len(name) > 2 * READER_LIMIT
         await ann.say("undisturbed")
 
 
