@@ -205,7 +205,7 @@ def test_a_part_takes_the_place_of_its_figures(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     old = measured(**{"plain echo 64 uvloop|us": 90.0, "ib_send_lat -e|us": 60.0, "gone|us": 1.0})
-    old.versions = {"python": "3"}
+    old.versions = {"python": "3", "of others": "5"}
     (tmp_path / "benchmarks.json").write_text(report.document(old, []))
     written: list[Any] = []
     monkeypatch.setattr(report, "DOCS", tmp_path)
@@ -217,7 +217,7 @@ def test_a_part_takes_the_place_of_its_figures(
     ((whole, rows),) = written
     assert whole.results == {("plain echo 64 uvloop", "us"): [80], ("ib_send_lat -e", "us"): [60]}
     assert rows[0].value == pytest.approx(80 / 60)
-    assert whole.versions == {"python": "3", "new": "1"}
+    assert whole.versions == {"python": "3", "of others": "5", "new": "1"}
     assert run.some(["plain"], None, part=False, again=False) == 0
     part.versions = {"python": "4"}
     assert run.some(["plain"], None, part=True, again=False) == 1
