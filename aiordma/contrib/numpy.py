@@ -188,7 +188,13 @@ async def recv_array(connection: Connection, out: Array | None = None) -> Array:
             raise ValueError(msg)
         if arrived.message is None:
             await _check_bytes(connection, ends, header)
-        array = _place(header, out)
+        try:
+            array = _place(header, out)
+        except ArrayError:  # it is no array, and is not the next any more
+            ends.arrived = None
+            if arrived.message is not None:
+                arrived.message.release()
+            raise
         if arrived.message is None:
             await connection.recv_into(_flat(array))
         else:

@@ -287,6 +287,8 @@ async def test_a_shape_that_no_array_has() -> None:
         await client.send(head(told("<f8", [0, 1 << 47, 1 << 47])))
         with pytest.raises(ArrayError, match="no array has the shape"):
             await recv_array(server)
+        await send_array(client, np.arange(3))
+        assert same(await recv_array(server), np.arange(3))
 
 
 @given(st.binary(max_size=40), st.booleans())
