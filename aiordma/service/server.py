@@ -7,9 +7,10 @@ Theory of operation
     A handler of requests that is canceled has answered or refused those that it had.  So its
     connection is closed, too, which tells its client that all others may be sent elsewhere.
 
-    The end has three steps.  The listener closes.  Each connection receives no more than the
-    messages that have arrived, which ends handlers that wait for another message; a handler that
-    works can still answer.  After `grace_s` the tasks that are left are canceled.
+    The end has three steps.  The listener closes; clients that have just connected get a handler
+    all the same.  Each connection receives no more than the messages that have arrived, which ends
+    handlers that wait for another message; a handler that works can still answer.  After `grace_s`
+    the handlers that are left are canceled, and the server waits for the ends of connections.
 """
 
 from __future__ import annotations
